@@ -119,10 +119,12 @@ fn hidden_files_of_a_bound_directory_keep_their_names() {
     });
 }
 
-/// What makes a directory a repository, and what git obeys in one.
-const REPOSITORY: &str = "mkdir -p d/objects d/refs; echo 'ref: refs/heads/main' >d/HEAD";
-const SETTINGS: [&str; 2] =
-    ["printf '[core]\\n\\tbare = true\\n' >d/config", "mkdir -p d/hooks; printf '#!/bin/sh\\n' >d/hooks/post-update"];
+/// What makes a directory a repository, but for `refs`, and that with what git obeys in one.
+const REPOSITORY: &str = "mkdir -p d/objects; echo 'ref: refs/heads/main' >d/HEAD";
+const SETTINGS: [&str; 2] = [
+    "mkdir d/refs; printf '[core]\\n\\tbare = true\\n' >d/config",
+    "mkdir -p d/refs d/hooks; printf '#!/bin/sh\\n' >d/hooks/post-update",
+];
 
 fn is_obeyed(repository: &Path) -> bool {
     let has = |name: &str| fs::symlink_metadata(repository.join(name)).is_ok();
@@ -173,7 +175,7 @@ fn stages(world: &World) -> Vec<String> {
 #[test]
 fn no_commit_completes_a_repository_beside_a_run() {
     const MANY: &str = "mkdir a; i=0; while [ $i -lt 3000 ]; do echo $i >a/$i; i=$((i + 1)); done";
-    const BESIDE: &str = "while [ ! -e stop ]; do echo '[core]' >d/config; rm -f d/config; echo '[core]' >d/config; \
+    const BESIDE: &str = "echo '[core]' >d/config; while [ ! -e stop ]; do mkdir d/refs; rmdir d/refs; mkdir d/refs; \
         sleep 0.01; done 2>/dev/null; true";
     each_user(|world| {
         let program = binary();
@@ -217,13 +219,17 @@ fn no_copy_completes_a_repository() {
     each_user(|world| {
         let id = done(world, &["create"]);
         let id = id.trim();
-        exec(world, id, &format!("cd /workspace; mkdir d; {REPOSITORY}; mkdir c c/hooks; echo x >c/config"));
+        exec(world, id, &format!("cd /workspace; mkdir d; {REPOSITORY}; mkdir e e/refs c c/hooks; echo x >c/config"));
         let at = world.outside().join("bare");
         for order in ["config HEAD objects refs", "hooks HEAD refs objects", "refs HEAD config objects"] {
             let _ = fs::remove_dir_all(&at);
             world.dir("out/bare");
             for part in order.split(' ') {
-                let from = if ["config", "hooks"].contains(&part) { "c" } else { "d" };
+                let from = match part {
+                    "config" | "hooks" => "c",
+                    "refs" => "e",
+                    _ => "d",
+                };
                 let from = format!("{id}:/workspace/{from}/{part}");
                 let to = at.join(part);
                 let _ = stockade(world, &["copy", &from, to.to_str().unwrap()]);

@@ -431,7 +431,8 @@ fn undo_gives_no_repository_settings_or_hooks() {
             );
             passes(world, level, &[], &make);
             passes(world, level, &["--undo"], "rm -r d/config d/hooks d/note");
-            passes(world, level, &[], "mkdir -p d/objects d/refs/heads; echo 'ref: refs/heads/main' > d/HEAD");
+            let complete = "mkdir -p d/objects d/refs/heads; echo 'ref: refs/heads/main' > d/HEAD";
+            world.run(&world.bare(&["sh", "-c", complete]));
             // The control: what a run may not make by itself.
             let by_itself = world.run(&world.stockade(&["--level", level], &["sh", "-c", "echo x > d/config"]));
             assert_ne!(by_itself.ended, Ended::Code(0), "{}", by_itself.text());
@@ -454,9 +455,9 @@ fn undo_does_not_complete_a_repository_or_fill_named_hooks() {
         let ws = world.workspace();
         for level in LEVELS {
             // What makes a repository of settings that a later run wrote.
-            passes(world, level, &[], "mkdir -p d/objects d/refs; echo 'ref: refs/heads/main' > d/HEAD");
+            passes(world, level, &[], "mkdir -p d/objects; echo 'ref: refs/heads/main' > d/HEAD");
             passes(world, level, &["--undo"], "rm d/HEAD");
-            passes(world, level, &[], "echo x > d/config");
+            passes(world, level, &[], "mkdir d/refs; echo x > d/config");
             let refused = stockade(world, &["undo"]);
             assert_eq!(refused.ended, Ended::Code(1), "{}", refused.text());
             undone(world, &["--skip-conflicts"]);

@@ -19,6 +19,7 @@ mod counts;
 mod oracle;
 mod races;
 mod row;
+mod rows_bare;
 mod rows_closed;
 mod rows_git;
 mod rows_held;
@@ -121,6 +122,7 @@ fn tasks(counts: &Counts) -> Vec<Task> {
         rows_ways::ROWS,
         rows_closed::ROWS,
         rows_pushed::ROWS,
+        rows_bare::ROWS,
     ]
     .concat();
     let ordinary = rows_work::ROWS
@@ -129,6 +131,7 @@ fn tasks(counts: &Counts) -> Vec<Task> {
         .chain(rows_ways::WORK)
         .chain(rows_closed::WORK)
         .chain(rows_pushed::WORK)
+        .chain(rows_bare::WORK)
         .copied()
         .map(Work::Ordinary);
     let works = trees.chain([Work::Races]).chain(rows.into_iter().map(Work::Row)).chain(ordinary);

@@ -411,17 +411,18 @@ impl Powers {
     /// How what gets the name `path` is judged, if it is.
     pub(crate) fn judged(&self, path: &[u8]) -> Option<Judged> {
         if let Some(part) = self.git_part(path) {
-            return match part {
-                GitPart::Judged(judged) => Some(judged),
-                GitPart::Reference | GitPart::Needed { is_directory: false } => Some(Judged::Reference),
-                _ => None,
-            };
+            return part.judged();
         }
         if !path.ends_with(b"/.gitmodules") || !self.judges || self.is_staged(path) || self.in_private_tree(path) {
             return None;
         }
         let root = deepest(&self.writable, path)?.len();
         (!self.is_guarded_above(path, root, path.len())).then_some(Judged::Modules)
+    }
+
+    /// The workspace, as the run calls it.
+    pub(crate) fn workspace(&self) -> &[u8] {
+        &self.workspace
     }
 
     /// Whether what `path` is called says what it is, whatever lies beside it.

@@ -210,8 +210,9 @@ fn sockets() {
 fn repository(operation: Operation, object: &str, there: &[&str], refused_at: Option<&str>) {
     let probe = |p: &Path| there.iter().any(|t| Path::new(t) == p);
     let verdict = powers(&["/ws"], &[]).decide(operation, Path::new(object), &probe);
-    let expected =
-        refused_at.map_or("allow".to_owned(), |unit| format!("settings and hooks of a bare repository | write {unit}"));
+    let expected = refused_at.map_or("allow".to_owned(), |unit| {
+        format!("a repository that is not called .git, or a part of one | write {unit}")
+    });
     assert_eq!(text(&verdict), expected, "{operation:?} {object} {there:?}");
 }
 
@@ -225,7 +226,8 @@ fn bare_repositories_under_any_name() {
     repository(Rename, "/ws/r/HEAD", &whole, None);
     repository(Create, "/ws/r/config", &whole[..2], None);
     repository(Mkdir, "/ws/r/refs", &[whole[0], whole[1], whole[3]], Some("/ws/r/refs"));
-    repository(Mkdir, "/ws/r/refs", &whole[..2], None);
+    repository(Mkdir, "/ws/r/refs", &whole[..2], Some("/ws/r/refs"));
+    repository(Mkdir, "/ws/r/refs", &whole[..1], None);
     repository(Rename, "/ws/r/config", &whole[..3], Some("/ws/r/config"));
 }
 

@@ -258,9 +258,12 @@ const HARMLESS: &[(&str, &str)] = &[
     ("", "mkdir .cargo; echo x > .cargo/audit.toml; mv .cargo d; ln -s d c; echo y > c/audit.toml"),
     ("mkdir b; ln -s b .cargo", "echo x > b/other; mkdir b/c; mv b/c b/d; rm b/other"),
     ("git init -q v/x", "mv v w; mkdir -p w/x/src; mv w/x/src w/x/lib"),
-    ("", "mkdir r; cd r; echo a > HEAD; mkdir objects refs; echo b > HEAD; mv HEAD H; mv H HEAD; rm HEAD"),
+    ("", "mkdir r; cd r; echo a > HEAD; mkdir objects; echo b > HEAD; mv HEAD H; mv H HEAD; rm HEAD; mkdir refs"),
     ("", "mkdir r; cd r; echo a > config; mkdir hooks; echo b > commondir; echo c > config"),
-    ("mkdir -p r/objects r/refs; echo a > r/HEAD; echo b > r/config", "echo c > r/H; mv r/H r/HEAD; mv r s; mv s r"),
+    (
+        "mkdir -p r/objects r/refs; echo a > r/HEAD; echo b > r/config",
+        "echo 'ref: refs/heads/x' > r/HEAD.lock; mv r/HEAD.lock r/HEAD; mkdir r/objects/ab; echo x > r/objects/ab/cd; rm r/objects/ab/cd",
+    ),
     ("echo x > a; ln a b", "echo y > b; ln b c; rm a; mv b d; chmod 600 c"),
 ];
 

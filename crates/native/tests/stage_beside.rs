@@ -13,15 +13,15 @@ use stockade_sys::Errno;
 
 /// Set in the process that is to be killed: where its stage is.
 const VICTIM: &str = "STOCKADE_TEST_VICTIM";
-/// What makes a directory a repository, in the order of a commit.
-const PARTS: [&str; 3] = ["HEAD", "objects", "refs"];
-const STAGED: &str = "echo ref: refs/heads/main >d/HEAD; mkdir d/objects d/refs";
+/// What makes a directory a repository, together with `refs`, in the order of a commit.
+const PARTS: [&str; 2] = ["HEAD", "objects"];
+const STAGED: &str = "echo ref: refs/heads/main >d/HEAD; mkdir d/objects";
 
 fn is_complete(directory: &Path) -> bool {
-    PARTS.iter().chain(&["config"]).all(|part| directory.join(part).exists())
+    PARTS.iter().chain(&["refs"]).all(|part| directory.join(part).exists())
 }
 
-/// Puts settings beside what is committed once a step is done, and looks at each later point.
+/// Makes the last part beside what is committed once a step is done, and looks at each later point.
 struct Beside {
     directory: PathBuf,
     was_complete: bool,
@@ -35,7 +35,7 @@ impl Watch for Beside {
             if self.ends {
                 let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             }
-            std::fs::write(self.directory.join("config"), "[core]\n").unwrap();
+            let _ = std::fs::create_dir(self.directory.join("refs"));
         }
         self.was_complete |= is_complete(&self.directory);
         Ok(())
@@ -50,11 +50,11 @@ fn no_repository_stands_for_a_moment() {
     let mut watch = Beside { directory: directory.clone(), was_complete: false, ends: false };
     let failed = scene.stages().take(&id).unwrap().commit(&Wanted::default(), &mut watch).unwrap_err();
     assert!(matches!(failed, CommitError::Undone(_)), "{failed}");
-    assert!(failed.to_string().contains("settings and hooks of a bare repository"), "{failed}");
+    assert!(failed.to_string().contains("a repository that is not called .git, or a part of one"), "{failed}");
     assert!(!watch.was_complete, "it stood for a moment");
     assert!(PARTS.iter().all(|part| !directory.join(part).exists()), "nothing of it is left");
-    assert!(directory.join("config").exists(), "what the other made is");
-    std::fs::remove_file(directory.join("config")).unwrap();
+    assert!(directory.join("refs").exists(), "what the other made is");
+    std::fs::remove_dir(directory.join("refs")).unwrap();
     scene.commit_all(&id);
     assert!(PARTS.iter().all(|part| directory.join(part).exists()));
 }
@@ -83,7 +83,7 @@ fn cut_off(scene: &Scene, beside: &str) -> Vec<Recovered> {
 #[test]
 fn a_commit_that_was_cut_off_is_judged_when_it_is_finished() {
     let scene = Scene::new("mkdir d");
-    let recovered = cut_off(&scene, "echo '[core]' >d/config");
+    let recovered = cut_off(&scene, "mkdir d/refs");
     assert!(matches!(recovered[..], [Recovered { end: End::Undone(_), .. }]), "{recovered:?}");
     assert!(!is_complete(&scene.workspace().join("d")));
     // The positive control: with nothing beside it, it is finished.

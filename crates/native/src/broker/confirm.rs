@@ -261,6 +261,16 @@ impl Service {
         })
     }
 
+    /// What `path` is in a repository of the person's that is not called `.git`.
+    pub(super) fn bare_part(&self, path: &[u8]) -> Option<GitPart> {
+        self.surveys.borrow().bare_part(self.powers.root_length(path)?, path)
+    }
+
+    /// Why this is not done to `path` in one, where its name does not say that it is harmless.
+    pub(super) fn refusal_in_bare(&self, operation: Operation, path: &[u8]) -> Option<Refusal> {
+        self.bare_part(path).filter(|part| !part.permits(operation)).map(|_| repository::refusal(path))
+    }
+
     /// Surveys what was not surveyed yet.
     pub(super) fn make_surveys(&self) -> Result<(), Errno> {
         let Some(first) = &self.first else { return Ok(()) };
@@ -280,6 +290,7 @@ impl Service {
         }
         let view_of = |root: &[u8]| if host.shows_as(own, root) { host } else { own };
         surveys.complete(view_of, self.powers.names(), self.powers.writable());
+        surveys.guard_parts_of(self.powers.workspace());
     }
 
     /// Whether `path` is guarded, granted or not.

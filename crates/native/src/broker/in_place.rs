@@ -109,7 +109,7 @@ impl Service {
     }
 
     fn kind_in_place(&self, path: &[u8]) -> Option<Kind> {
-        match (self.powers.judged(path), self.powers.git_part(path)) {
+        match (self.judged(path), self.powers.git_part(path)) {
             (Some(judged), _) => Some(Kind::Judged(judged)),
             (_, Some(GitPart::Top)) => Some(Kind::WorkTree),
             (_, Some(GitPart::CommonDirectory)) => Some(Kind::CommonDirectory),

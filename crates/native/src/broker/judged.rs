@@ -80,10 +80,15 @@ impl FirstSettings {
 }
 
 impl Service {
+    /// How what gets the name `path` is judged, if it is.
+    pub(super) fn judged(&self, path: &[u8]) -> Option<Judged> {
+        self.powers.judged(path).or_else(|| self.bare_part(path)?.judged())
+    }
+
     /// How the name that this rename gives is judged, where no grant covers it.
     pub(super) fn is_judged(&self, new: &Place, flags: RenameFlags) -> Option<Judged> {
         let to = new.path();
-        let judged = self.powers.judged(&to).filter(|_| !new.special && !flags.contains(RenameFlags::EXCHANGE))?;
+        let judged = self.judged(&to).filter(|_| !new.special && !flags.contains(RenameFlags::EXCHANGE))?;
         matches!(self.decide(Operation::Rename, &to), Verdict::Refuse(_)).then_some(judged)
     }
 

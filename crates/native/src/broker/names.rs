@@ -348,7 +348,7 @@ impl Service {
         to: &[u8],
         operation: Operation,
     ) -> Result<(), Failure> {
-        if self.powers.git_part(to).is_none() || self.powers.is_named(to) {
+        if self.powers.git_part(to).is_none() && self.bare_part(to).is_none() || self.powers.is_named(to) {
             return Ok(());
         }
         let store = |path: &[u8]| {

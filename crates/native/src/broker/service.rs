@@ -481,6 +481,7 @@ impl Service {
             Verdict::Allow => {
                 let refusal = self.refusal_of_place(operation, path);
                 let refusal = refusal.or_else(|| self.refusal_in_the_dark(operation, path));
+                let refusal = refusal.or_else(|| self.refusal_in_bare(operation, path));
                 let lasts = refusal.is_none() && !self.powers.is_staged(path);
                 self.changed.set(self.changed.get() || lasts);
                 refusal.map_or(Verdict::Allow, Verdict::Refuse)

@@ -170,6 +170,25 @@ impl GitPart {
         Some((top, part(&rest, Of::Repository)))
     }
 
+    /// What `rest` is beneath a repository that is not called `.git`: there only what a push
+    /// needs is known.
+    pub(crate) fn in_bare(rest: &[u8]) -> Self {
+        let rest: Vec<&[u8]> = rest.split(|b| *b == b'/').filter(|part| !part.is_empty()).collect();
+        match part(&rest, Of::Repository) {
+            known @ (Self::Data { .. } | Self::Reference | Self::Needed { .. } | REFERENCE) => known,
+            _ => Self::Guarded,
+        }
+    }
+
+    /// How content that gets this name is judged, where it is.
+    pub(crate) fn judged(self) -> Option<Judged> {
+        match self {
+            Self::Judged(judged) => Some(judged),
+            Self::Reference | Self::Needed { is_directory: false } => Some(Judged::Reference),
+            _ => None,
+        }
+    }
+
     /// Whether this may be done to it by its name alone.
     pub(crate) fn permits(self, operation: Operation) -> bool {
         use Operation::{Create, Link, Metadata, Mkdir, Remove, Rename, Truncate, Write};

@@ -6,6 +6,7 @@ use rustix::fs::{FileType, Stat};
 use stockade_model::{Grant, Operation};
 
 use super::git::{GlobalSettings, named_by_repository};
+use super::git_part::GitPart;
 use super::names::GuardedNames;
 use super::repository::{self, IsKnown, RepositoryState, TrustedParts};
 use super::survey::{SurveyError, survey};
@@ -14,6 +15,31 @@ use crate::powers::{Probe, Refusal, covers, prefix_ends, protected, renamed, to_
 
 /// How a place is called that is guarded although its name is not.
 const TARGET: &str = "the target of a protected link";
+
+/// What git obeys, follows or writes in the directory of a repository, but for objects
+/// (gitrepository-layout(5)).
+const BARE_PARTS: [&str; 20] = [
+    "FETCH_HEAD",
+    "HEAD",
+    "ORIG_HEAD",
+    "branches",
+    "commondir",
+    "config",
+    "config.worktree",
+    "gc.log",
+    "gc.pid",
+    "hooks",
+    "info",
+    "logs",
+    "modules",
+    "packed-refs",
+    "packed-refs.lock",
+    "packed-refs.new",
+    "refs",
+    "remotes",
+    "shallow",
+    "worktrees",
+];
 
 /// Guarded places of one tree.
 #[derive(Debug, Default)]
@@ -29,6 +55,8 @@ pub(crate) struct GuardedPlaces {
     pub(super) repositories: HashMap<(u64, u64), RepositoryState>,
     /// Their directories.
     pub(super) directories: BTreeSet<Vec<u8>>,
+    /// Those of them that are not called `.git`.
+    pub(super) bare: BTreeSet<Vec<u8>>,
     /// Where the addresses of their remotes lead on this machine.
     pub(super) addresses: BTreeSet<Vec<u8>>,
 }
@@ -48,7 +76,8 @@ impl GuardedPlaces {
     fn renamed(self, from: &[u8], to: &[u8]) -> Self {
         let rename = |places: BTreeSet<Vec<u8>>| places.iter().filter_map(|p| renamed(p, from, to)).collect();
         let (targets, pins, directories) = (rename(self.targets), rename(self.pins), rename(self.directories));
-        Self { targets, pins, directories, addresses: rename(self.addresses), ..self }
+        let (addresses, bare) = (rename(self.addresses), rename(self.bare));
+        Self { targets, pins, directories, addresses, bare, ..self }
     }
 
     /// Why the directory at `path` must stay where it is. One that is removed has no link in
@@ -63,7 +92,7 @@ impl GuardedPlaces {
         }
         let link = beneath(&self.pins).filter(|_| !is_removed)?;
         Some(Refusal {
-            rule: "a directory that holds a protected link stays in place".to_owned(),
+            rule: "a directory that holds a protected link or a repository stays in place".to_owned(),
             grant: Some(Grant::Write(to_path(&link))),
         })
     }
@@ -145,6 +174,16 @@ impl Surveys {
             rule: "the place of a remote, from which git fetches".to_owned(),
             grant: Some(Grant::Write(to_path(path))),
         })
+    }
+
+    /// Guards the parts of a `workspace` that is a repository itself.
+    pub(crate) fn guard_parts_of(&mut self, workspace: &[u8]) {
+        let of_it = self.trees.iter_mut().filter(|(root, _)| root == workspace);
+        for places in of_it.filter_map(|(_, found)| found.as_mut().ok()) {
+            if places.bare.contains(workspace) {
+                places.targets.extend(BARE_PARTS.iter().map(|part| join(workspace, part.as_bytes())));
+            }
+        }
     }
 
     /// Surveys the tree that the run calls `inside`, which was not surveyed yet, where it lies
@@ -237,6 +276,18 @@ impl Surveys {
             repositories.extend(found.directories.iter().filter(|place| covers(root, place)).cloned());
         }
         (places, repositories)
+    }
+
+    /// What `path` is in a repository that is not called `.git` and lies beneath the writable root
+    /// of `root_length` bytes.
+    pub(crate) fn bare_part(&self, root_length: usize, path: &[u8]) -> Option<GitPart> {
+        let found = || self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
+        if found().all(|places| places.bare.is_empty()) {
+            return None;
+        }
+        let mut ends = prefix_ends(path).into_iter().filter(|end| *end > root_length);
+        let end = ends.find(|end| found().any(|places| places.bare.contains(&path[..*end])))?;
+        Some(GitPart::in_bare(&path[end..]))
     }
 
     /// What git obeys or runs in a repository.

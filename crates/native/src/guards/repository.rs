@@ -1,6 +1,8 @@
 //! Directories that git takes for a repository by what they hold, under any name
 //! (`is_git_directory` in git's setup.c): a `HEAD`, and `objects` and `refs` or a
-//! `commondir` that says where those are. Git obeys their settings and runs their hooks.
+//! `commondir` that says where those are. Git obeys their settings, runs their hooks, writes to
+//! what their references and links lead to and fetches from where their `remotes` say: a run makes
+//! no such directory, and changes none that is there.
 //! Pure: a probe says what exists.
 
 use std::path::Path;
@@ -89,10 +91,16 @@ impl RepositoryState {
         is_part.then(|| Self::of(&directory, parts, |name| probe(&directory.join(to_path(name)))))
     }
 
-    /// Whether git would obey or run something now that it would not have before.
+    /// Whether git takes the directory for a repository, under a name that is not `.git`.
+    pub(super) fn is_repository(self) -> bool {
+        self.is_repository
+    }
+
+    /// Whether git takes the directory for a repository, and did not before, or would obey or run
+    /// something now that it would not have.
     pub(crate) fn gives_more_than(self, before: Self) -> bool {
         let obeyed = |state: Self| if state.is_repository { state.trusted } else { 0 };
-        obeyed(self) & !obeyed(before) != 0
+        self.is_repository && !before.is_repository || obeyed(self) & !obeyed(before) != 0
     }
 }
 
@@ -101,7 +109,7 @@ fn is_mark(name: &[u8]) -> bool {
 }
 
 /// The part of `path` beneath a root of `root_length` bytes that is the settings or hooks
-/// of a repository, or would make a repository of a directory that has such. `creates`
+/// of a repository, or would make one: its references and links are obeyed as well. `creates`
 /// where the name may be new. `is_known` tells of names that have rules of their own.
 pub(crate) fn guarded_part<'p>(
     creates: bool,
@@ -121,7 +129,7 @@ pub(crate) fn guarded_part<'p>(
         let directory = to_path(parent(prefix));
         let is_there = |entry: &[u8]| entry.eq_ignore_ascii_case(own) || probe(&directory.join(to_path(entry)));
         let state = RepositoryState::of(&directory, parts, is_there);
-        let is_guarded = state.is_repository && (trusted || state.trusted != 0 && !probe(&to_path(prefix)));
+        let is_guarded = state.is_repository && (trusted || !probe(&to_path(prefix)));
         if is_guarded {
             return Some(prefix);
         }
@@ -131,14 +139,16 @@ pub(crate) fn guarded_part<'p>(
 
 /// Why the part at `path` is not changed.
 pub(crate) fn refusal(path: &[u8]) -> Refusal {
-    Refusal { rule: "settings and hooks of a bare repository".to_owned(), grant: Some(Grant::Write(to_path(path))) }
+    Refusal {
+        rule: "a repository that is not called .git, or a part of one".to_owned(),
+        grant: Some(Grant::Write(to_path(path))),
+    }
 }
 
-/// Whether taking `path` away would unmake a repository that has settings or hooks: they
-/// could be changed then, and the repository made again.
+/// Whether taking `path` away would unmake a repository: what is in it could be changed then,
+/// and the repository made again.
 pub(crate) fn is_needed(path: &[u8], parts: &TrustedParts, probe: Probe<'_>) -> bool {
-    is_mark(name(path))
-        && RepositoryState::around(path, parts, probe).is_some_and(|state| state.is_repository && state.trusted != 0)
+    is_mark(name(path)) && RepositoryState::around(path, parts, probe).is_some_and(|state| state.is_repository)
 }
 
 #[cfg(test)]
@@ -162,7 +172,8 @@ mod tests {
         check(true, "/ws/r/HEAD", &whole, None);
         check(true, "/ws/r/config", &whole[..2], None);
         check(true, "/ws/r/refs", &[whole[0], whole[1], whole[3]], Some("/ws/r/refs"));
-        check(true, "/ws/r/refs", &whole[..2], None);
+        check(true, "/ws/r/refs", &whole[..2], Some("/ws/r/refs"));
+        check(true, "/ws/r/refs", &whole[..1], None);
         check(true, "/ws/r/config", &whole[..3], Some("/ws/r/config"));
     }
 
@@ -185,6 +196,7 @@ mod tests {
         assert!(with_settings.gives_more_than(complete));
         assert!(with_settings.gives_more_than(state(&["objects", "refs", "config"])));
         assert!(state(&["HEAD", "objects", "refs", "githooks"]).gives_more_than(complete));
+        assert!(complete.gives_more_than(state(&["HEAD", "objects"])));
         assert!(!with_settings.gives_more_than(with_settings) && !complete.gives_more_than(with_settings));
     }
 
@@ -193,7 +205,8 @@ mod tests {
         let probe = |names: &'static [&'static str]| move |path: &Path| names.iter().any(|n| path.ends_with(n));
         let is_needed = |path: &[u8], probe: Probe<'_>| is_needed(path, &TrustedParts::default(), probe);
         assert!(is_needed(b"/ws/r/HEAD", &probe(&["HEAD", "objects", "refs", "hooks"])));
-        assert!(!is_needed(b"/ws/r/HEAD", &probe(&["HEAD", "objects", "refs"])));
+        assert!(is_needed(b"/ws/r/HEAD", &probe(&["HEAD", "objects", "refs"])));
+        assert!(!is_needed(b"/ws/r/HEAD", &probe(&["HEAD", "objects"])));
         assert!(!is_needed(b"/ws/r/packed", &probe(&["HEAD", "objects", "refs", "hooks", "packed"])));
     }
 }

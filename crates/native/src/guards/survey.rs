@@ -279,6 +279,13 @@ impl Survey<'_> {
             && let Ok(stat) = self.view.stat(directory)
         {
             self.found.repositories.insert((stat.st_dev, stat.st_ino), state);
+            // What lies in a `.git` is judged by its name.
+            let is_in_git = directory.split(|b| *b == b'/').any(|part| fold(part).as_ref() == b".git");
+            if state.is_repository() && !is_in_git {
+                self.found.bare.insert(directory.to_vec());
+                // It stays where it is.
+                self.found.pins.insert(join(directory, b"HEAD"));
+            }
             self.found.directories.insert(directory.to_vec());
         }
     }
