@@ -12,15 +12,22 @@ const WITH_REMOTE: Row = Row {
 };
 
 /// In `$b` a reference that leads to `commondir`, and beside it the directory that git would write
-/// there, with hooks.
+/// there, with hooks: it is named by what is checked out in `$git`.
 macro_rules! led {
     ($branch:literal) => {
+        led!($branch, ".git")
+    };
+    ($branch:literal, $git:literal) => {
         concat!(
-            "sha=$(git rev-parse HEAD); rm -f $b/refs/heads/",
+            "sha=$(git --git-dir=",
+            $git,
+            " rev-parse HEAD); rm -f $b/refs/heads/",
             $branch,
             "; echo 'ref: commondir' >$b/refs/heads/",
             $branch,
-            "; mkdir -p $b/$sha/refs/heads; cp -r .git/objects $b/$sha/objects; mkdir $b/$sha/objects/17; ",
+            "; mkdir -p $b/$sha/refs/heads; cp -r ",
+            $git,
+            "/objects $b/$sha/objects; mkdir $b/$sha/objects/17; ",
             "for n in $(seq 40); do echo x >$b/$sha/objects/17/$(printf '%038x' $n); done; ",
             "printf '[core]\\n\\trepositoryformatversion = 0\\n\\tbare = true\\n[gc]\\n\\tauto = 1\\n\\tautoDetach = false\\n[maintenance]\\n\\tautoDetach = false\\n' >$b/$sha/config; ",
             "for h in pre-auto-gc reference-transaction pre-receive post-receive update; do mkhook $b/$sha/hooks/$h; done; "
@@ -157,10 +164,7 @@ pub const ROWS: &[Row] = &[
         attack: concat!(
             bare!("."),
             "mkdir remotes; printf 'URL: %s/..\\nPull: +refs/heads/main:refs/heads/x\\n' $PWD >remotes/origin; ",
-            "sha=$(git -C .. rev-parse HEAD); echo 'ref: commondir' >refs/heads/x; mkdir -p $sha/refs/heads; cp -r ../.git/objects $sha/objects; mkdir $sha/objects/17; ",
-            "for n in $(seq 40); do echo x >$sha/objects/17/$(printf '%038x' $n); done; ",
-            "printf '[core]\\n\\trepositoryformatversion = 0\\n\\tbare = true\\n[gc]\\n\\tauto = 1\\n\\tautoDetach = false\\n[maintenance]\\n\\tautoDetach = false\\n' >$sha/config; ",
-            "for h in pre-auto-gc reference-transaction; do mkhook $sha/hooks/$h; done"
+            led!("x", "../.git")
         ),
         ask: &[Person("cd pkg; git fetch -q; git fetch -q")],
         ..ROW
