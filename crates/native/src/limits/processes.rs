@@ -101,6 +101,34 @@ pub(super) struct Census {
     /// The same of those whose parents are beside the init.
     written_beside: u64,
     apart: HashMap<u32, u64>,
+    /// What was removed before it got to a disk, as of the last look.
+    cancelled: u64,
+    written: Steady,
+    cpu: Steady,
+}
+
+/// A count that only grows. Where the parent of a process wants to hear of no end of its
+/// children (SIGCHLD ignored), what they used goes with them and nobody passes it on: the sum
+/// over those that are left falls.
+#[derive(Debug, Default)]
+struct Steady {
+    last: u64,
+    lost: u64,
+}
+
+impl Steady {
+    fn has_fallen(&self, sum: u64, explained: u64) -> bool {
+        sum + self.lost + explained < self.last
+    }
+
+    /// The count where the sum is this now, and has fallen so far for a reason that is known.
+    fn count(&mut self, sum: u64, explained: u64) -> u64 {
+        if self.has_fallen(sum, explained) {
+            self.lost = self.last - sum - explained;
+        }
+        self.last = sum + self.lost;
+        self.last
+    }
 }
 
 /// Who passes on what a process wrote, when it has ended.
@@ -123,7 +151,20 @@ impl fmt::Debug for Census {
 impl Census {
     pub(super) fn new(init: u32, beside: Beside) -> Self {
         let (orphans, apart) = (HashMap::new(), HashMap::new());
-        Self { init, beside, told_by_init: None, written_before: 0, orphans, written_beside: 0, apart }
+        let (written, cpu) = (Steady::default(), Steady::default());
+        let told_by_init = None;
+        Self {
+            init,
+            beside,
+            told_by_init,
+            written_before: 0,
+            orphans,
+            written_beside: 0,
+            apart,
+            cancelled: 0,
+            written,
+            cpu,
+        }
     }
 
     /// The init says that those which it has reaped wrote so much.
@@ -150,6 +191,24 @@ impl Census {
 
     /// Looks at every process.
     pub(super) fn take(&mut self, what: Look) -> Tally {
+        let (mut tally, mut cancelled) = self.look(what);
+        let explained = |census: &Self, cancelled: u64| cancelled.saturating_sub(census.cancelled);
+        let has_fallen = self.cpu.has_fallen(tally.cpu_ms, 0)
+            || what.written && self.written.has_fallen(tally.written_bytes, explained(self, cancelled));
+        // A process that was waited for in the middle of a look is in neither count.
+        if has_fallen {
+            (tally, cancelled) = self.look(what);
+        }
+        tally.cpu_ms = self.cpu.count(tally.cpu_ms, 0);
+        if what.written {
+            tally.written_bytes = self.written.count(tally.written_bytes, explained(self, cancelled));
+            self.cancelled = cancelled;
+        }
+        tally
+    }
+
+    /// One look, and what was removed before it got to a disk.
+    fn look(&mut self, what: Look) -> (Tally, u64) {
         let Look { memory, shared, written, open } = what;
         let mut tally = Tally::default();
         let mut objects = Shared::default();
@@ -159,7 +218,7 @@ impl Census {
             tally.cpu_ms += stat.cpu_ms;
         }
         let mut waiting = self.first();
-        let mut seen = 0;
+        let (mut seen, mut all_cancelled) = (0, 0);
         while let Some((pid, parent)) = waiting.pop() {
             let Some(stat) = Stat::of(pid) else { continue };
             seen += 1;
@@ -180,7 +239,9 @@ impl Census {
             if open {
                 tally.most_open = tally.most_open.max_by(pid, open_descriptors(pid));
             }
-            if written && let Some(bytes) = written_by(pid) {
+            if written && let Some((gross, cancelled)) = written_and_cancelled(pid) {
+                let bytes = gross.saturating_sub(cancelled);
+                all_cancelled += cancelled;
                 tally.written_bytes += bytes;
                 tally.busiest_writer = tally.busiest_writer.max_by(pid, bytes);
                 match parent {
@@ -193,7 +254,7 @@ impl Census {
         tally.memory_bytes += objects.bytes();
         tally.written_bytes += self.ended_beside(apart, &orphans);
         tally.written_bytes += self.ended_before(init_written, orphans);
-        tally
+        (tally, all_cancelled)
     }
 
     /// What children of those beside the init had written when they ended.
@@ -330,9 +391,13 @@ fn open_descriptors(pid: u32) -> u64 {
 /// What a process and the children it waited for wrote, less what was removed
 /// before it got to a disk (proc_pid_io(5)).
 fn written_by(pid: u32) -> Option<u64> {
+    written_and_cancelled(pid).map(|(written, cancelled)| written.saturating_sub(cancelled))
+}
+
+fn written_and_cancelled(pid: u32) -> Option<(u64, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
-    Some(value("write_bytes:")?.saturating_sub(value("cancelled_write_bytes:")?))
+    Some((value("write_bytes:")?, value("cancelled_write_bytes:")?))
 }
 
 /// The program of a process, where it can be told.
@@ -343,6 +408,13 @@ pub(super) fn program_of(pid: u32) -> Option<std::path::PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_goes_with_a_process_is_still_counted() {
+        let mut steady = Steady::default();
+        let counts = [(10, 0), (30, 0), (12, 0), (20, 0), (5, 4), (25, 0)].map(|(sum, known)| steady.count(sum, known));
+        assert_eq!(counts, [10, 30, 30, 38, 34, 54]);
+    }
 
     #[test]
     fn a_name_may_look_like_fields() {
