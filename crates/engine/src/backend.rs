@@ -237,6 +237,9 @@ pub struct AttemptEnd {
     pub staged: Option<Staged>,
     /// How many paths it may have changed that undo can restore.
     pub kept_for_undo: u64,
+    /// Files of the project that run code later and that it wrote; bounded by the backend.
+    #[serde(default)]
+    pub project_files: Vec<RawText>,
     /// What it read, where the plan has that traced; bounded by the backend.
     pub reads: Vec<ReadAccess>,
     /// Whether it may have changed something that lasts, or was given keys of a person:
@@ -255,6 +258,7 @@ impl AttemptEnd {
             truncated: false,
             staged: None,
             kept_for_undo: 0,
+            project_files: Vec::new(),
             reads: Vec::new(),
             acted: false,
         }

@@ -74,7 +74,7 @@ impl fmt::Debug for Engine {
 #[derive(Debug)]
 pub(crate) enum Message {
     Interrupted(i32),
-    Attempt { number: u64, event: AttemptEvent },
+    Attempt { number: u64, event: Box<AttemptEvent> },
     Answered(Given),
     Reviewed(Box<Reviewed>),
     Committed(u64),
@@ -204,7 +204,7 @@ impl Driver<'_> {
                 Input::Answered { digest, answer, by }
             }
             Message::Attempt { number, .. } if number != self.attempts || self.attempt.is_none() => return None,
-            Message::Attempt { event, .. } => match event {
+            Message::Attempt { event, .. } => match *event {
                 AttemptEvent::Denied(denial) => {
                     let denial = self.told(denial);
                     Input::Denied { powers: self.powers(&denial), denial }
@@ -544,7 +544,7 @@ impl Driver<'_> {
         self.attempts += 1;
         let (number, mailbox) = (self.attempts, self.mailbox.clone());
         // The run may be over: then nobody needs to know.
-        let events = Events::new(move |event| drop(mailbox.send(Message::Attempt { number, event })));
+        let events = Events::new(move |event| drop(mailbox.send(Message::Attempt { number, event: Box::new(event) })));
         let Some(backend) = self.backend(plan) else {
             return Input::PrepareFailed("nothing here runs commands without a sandbox".to_owned());
         };

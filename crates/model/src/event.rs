@@ -222,6 +222,10 @@ pub enum EventKind {
         /// How many paths it may have changed that `stockade undo` can restore.
         #[serde(default, skip_serializing_if = "is_zero")]
         kept_for_undo: u64,
+        /// How many files it wrote that run code when somebody builds, tests, installs or starts
+        /// the project.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        project_files: u64,
     },
     /// What a traced attempt read, in as many events as it takes.
     Traced {

@@ -25,6 +25,7 @@ mod outcome;
 mod plan;
 mod profile;
 mod program;
+mod project_files;
 pub mod quantity;
 mod reading;
 mod report;
@@ -55,6 +56,7 @@ pub use profile::{
     CacheSharing, DEFAULT_PROTECTED_NAMES, DEFAULT_UNDO_BYTES, Environment, Filesystem, Network, Profile, ToolCache,
 };
 pub use program::{ExecRules, ProgramPattern, ProgramPatternError};
+pub use project_files::{PROJECT_FILES, is_project_file};
 pub use reading::ReadAccess;
 pub use report::{EnforcementReport, LayerReport, LayerState, Level};
 pub use request::{CallerApproval, Command, Request, SandboxPreference};

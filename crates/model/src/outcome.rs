@@ -132,6 +132,10 @@ pub struct AttemptRecord {
     /// restore.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub kept_for_undo: u64,
+    /// Files that it wrote and that run code when somebody builds, tests, installs or starts
+    /// the project, e.g. a `Makefile`: at most 200.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub project_files: Vec<RawText>,
     /// What a traced run read, the most used first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reads: Vec<ReadAccess>,

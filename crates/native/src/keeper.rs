@@ -209,6 +209,7 @@ impl Keeper {
         // last and so waits for the kernel instead of us.
         drop((hidden, end_fd));
         let mut end = attempt_end((end, usage), (outside, report.reads), (watch, staging), report.changed, &told);
+        end.project_files = report.project_files;
         // Before anybody can change something after the run.
         if let Some(undoing) = undoing {
             end.kept_for_undo = undoing.end();
@@ -329,6 +330,7 @@ fn attempt_end(
         truncated,
         staged,
         kept_for_undo: 0,
+        project_files: Vec::new(),
         reads,
         acted,
     }

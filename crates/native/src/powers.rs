@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 
 use stockade_model::{Grant, Level, Operation, Plan, RawText};
 
-use crate::guards::git_part::{GitPart, Judged};
 use crate::guards::repository::{self, IsKnown, TrustedParts};
 use crate::guards::{GuardedNames, fold};
 use crate::programs::Programs;
@@ -18,6 +17,7 @@ use crate::reach::Reach;
 use crate::signing::AgentSockets;
 
 mod late;
+mod names;
 
 /// The powers of one attempt.
 #[derive(Clone, Debug)]
@@ -397,51 +397,14 @@ impl Powers {
         self.root_length(path) == Some(path.len())
     }
 
-    /// What `path` is in the directory of a repository whose parts are judged by what they
-    /// are and say. None where it is guarded, or free, as any other name.
-    pub(crate) fn git_part(&self, path: &[u8]) -> Option<GitPart> {
-        if !self.judges || self.is_staged(path) || self.in_private_tree(path) {
-            return None;
-        }
-        let root = deepest(&self.writable, path)?.len();
-        let (top, part) = GitPart::of(path, root)?;
-        (self.names.matches(&path[..top]).is_some() && !self.is_guarded_above(path, root, top)).then_some(part)
-    }
-
-    /// How what gets the name `path` is judged, if it is.
-    pub(crate) fn judged(&self, path: &[u8]) -> Option<Judged> {
-        if let Some(part) = self.git_part(path) {
-            return part.judged();
-        }
-        if !path.ends_with(b"/.gitmodules") || !self.judges || self.is_staged(path) || self.in_private_tree(path) {
-            return None;
-        }
-        let root = deepest(&self.writable, path)?.len();
-        (!self.is_guarded_above(path, root, path.len())).then_some(Judged::Modules)
-    }
-
     /// The workspace, as the run calls it.
     pub(crate) fn workspace(&self) -> &[u8] {
         &self.workspace
     }
 
-    /// Whether what `path` is called says what it is, whatever lies beside it.
-    pub(crate) fn is_known_part(&self, path: &[u8]) -> bool {
-        self.git_part(path).is_some_and(|part| !part.is_in_store() && part != GitPart::Guarded)
-    }
-
-    /// Whether a shorter path than `end` bytes beneath the root is guarded.
-    fn is_guarded_above(&self, path: &[u8], root: usize, end: usize) -> bool {
-        prefix_ends(path).into_iter().any(|at| at > root && at < end && self.names.matches(&path[..at]).is_some())
-    }
-
-    /// Whether `path` is, or lies in, something with a guarded name; granted or not.
-    pub(crate) fn has_guarded_name(&self, path: &[u8]) -> bool {
-        if self.git_part(path).is_some_and(GitPart::is_free) {
-            return false;
-        }
-        let above = if covers(&self.workspace, path) { self.workspace.len() } else { 0 };
-        prefix_ends(path).into_iter().any(|end| end > above && self.names.matches(&path[..end]).is_some())
+    /// What of `path` lies beneath the workspace.
+    pub(crate) fn beneath_workspace<'p>(&self, path: &'p [u8]) -> Option<&'p [u8]> {
+        path.strip_prefix(&self.workspace[..])?.strip_prefix(b"/")
     }
 
     /// Is a writable root above it, or it itself?
@@ -501,28 +464,6 @@ impl Powers {
         let replaces = !matches!(operation, Operation::Write | Operation::Metadata | Operation::Truncate);
         (replaces && path == self.workspace)
             .then(|| Refusal { rule: "the workspace itself stays in place".to_owned(), grant: None })
-    }
-
-    /// Whether what `path` is called says that this may be done to it, guarded or not.
-    fn permits_by_name(&self, operation: Operation, path: &[u8]) -> bool {
-        match self.git_part(path) {
-            Some(part) => part.permits(operation),
-            // As with what is judged in the directory of a repository.
-            None => operation == Operation::Remove && self.judged(path).is_some(),
-        }
-    }
-
-    /// The deepest protected unit strictly beneath `root` that holds `path`.
-    fn boundary<'p>(&self, root: &[u8], path: &'p [u8]) -> Option<(&'p [u8], String)> {
-        let mut ends = prefix_ends(path);
-        ends.reverse();
-        for end in ends.into_iter().filter(|end| *end > root.len()) {
-            let prefix = &path[..end];
-            if let Some(name) = self.names.matches(prefix) {
-                return Some((prefix, name));
-            }
-        }
-        None
     }
 }
 

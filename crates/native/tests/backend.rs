@@ -118,14 +118,14 @@ fn work_in_the_workspace_is_done_and_the_outside_is_refused_by_name() {
     each_level(|top, level| {
         let outside = top.join("home/new");
         let script =
-            format!("echo a > f && mkdir d && mv f d/g && cat d/g; echo x > {}; mkdir .vscode", outside.display());
+            format!("echo a > f && mkdir d && mv f d/g && cat d/g; echo x > {}; mkdir .idea", outside.display());
         let (end, denials) = run(&plan(top, level, &["sh", "-c", &script]));
         assert_eq!(end.stdout.unwrap().as_bytes(), b"a\n", "{:?}", end.stderr);
         assert_eq!(fs::read_to_string(top.join("ws/d/g")).unwrap(), "a\n");
-        assert!(!outside.exists() && !top.join("ws/.vscode").exists());
+        assert!(!outside.exists() && !top.join("ws/.idea").exists());
         let found: Vec<_> =
             denials.iter().map(|d| (d.operation, d.object.as_path().to_owned(), d.grant.clone())).collect();
-        let protected = top.join("ws/.vscode");
+        let protected = top.join("ws/.idea");
         assert_eq!(
             found,
             [

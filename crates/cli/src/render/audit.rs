@@ -64,8 +64,9 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
             ("withdrawn", format!("{}: {}", what.collect::<Vec<_>>().join(", "), safe(why)))
         }
         EventKind::Granted { grants, holds } => ("granted", granted(grants, holds)),
-        EventKind::Exited { attempt, status, exit_code, signal, usage, staged, kept_for_undo } => {
-            let (how, left) = (ended(*status, *exit_code, *signal), left_behind(staged.as_ref(), *kept_for_undo));
+        EventKind::Exited { attempt, status, exit_code, signal, usage, staged, kept_for_undo, project_files } => {
+            let (how, left) =
+                (ended(*status, *exit_code, *signal), left_behind(staged.as_ref(), *kept_for_undo, *project_files));
             ("exited", format!("attempt {attempt}: {how} after {}{left}", time(usage.wall_ms)))
         }
         EventKind::Traced { attempt, reads } => {
@@ -100,9 +101,14 @@ fn signed(attempt: u32, grant: &Grant, object: &RawText) -> String {
 }
 
 /// What waits in a stage, or for undo.
-fn left_behind(staged: Option<&Staged>, kept_for_undo: u64) -> String {
+fn left_behind(staged: Option<&Staged>, kept_for_undo: u64, project_files: u64) -> String {
     let staged = staged.map(|staged| format!(", {}", super::stage::waiting(staged))).unwrap_or_default();
-    staged + if kept_for_undo == 0 { "" } else { ", its changes can be undone" }
+    let undo = if kept_for_undo == 0 { "" } else { ", its changes can be undone" };
+    let files = match project_files {
+        0 => String::new(),
+        count => format!(", it wrote {} of code for later", counted(count as usize, "file")),
+    };
+    staged + undo + &files
 }
 
 fn granted(grants: &[Grant], holds: &[u64]) -> String {
@@ -285,6 +291,7 @@ mod tests {
                 usage: Usage { wall_ms: 12, ..Usage::default() },
                 staged: None,
                 kept_for_undo: 0,
+                project_files: 0,
             },
             EventKind::Held { hold: 3, denial: denial() },
             EventKind::Withdrawn { holds: vec![3], digest: None, why: "gone\u{7}".into() },

@@ -25,6 +25,8 @@ const TEXT_LIMIT: usize = 400;
 const GROUPS_SHOWN: usize = 5;
 /// Reasons of a refusal that are shown.
 const REASONS_SHOWN: usize = 20;
+/// Files that run code later and are named.
+const PROJECT_FILES_SHOWN: usize = 3;
 /// Refusals of a group that are shown.
 const MEMBERS_SHOWN: usize = 3;
 
@@ -51,6 +53,7 @@ pub fn summary(outcome: &Outcome, context: SummaryContext<'_>, style: Style) -> 
     }
     ending(&mut out, outcome, style);
     staged(&mut out, outcome, style);
+    project_files(&mut out, outcome, context, style);
     kept_for_undo(&mut out, outcome, style);
     traced(&mut out, outcome, style);
     out
@@ -225,6 +228,25 @@ fn staged(out: &mut String, outcome: &Outcome, style: Style) {
     let _ = writeln!(out, "  {} stockade stage diff {id} (then: commit, discard)", style.paint(Color::Cyan, "hint:"));
 }
 
+/// What runs code later, by names.
+fn project_files(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, style: Style) {
+    let Some(files) = outcome.attempts.last().map(|last| &last.project_files).filter(|files| !files.is_empty()) else {
+        return;
+    };
+    let name = |path: &RawText| {
+        let path = path.as_path();
+        let beneath = context.workspace.and_then(|workspace| path.strip_prefix(workspace).ok());
+        brief(&RawText::from(beneath.unwrap_or(path)), TEXT_LIMIT)
+    };
+    let named: Vec<String> = files.iter().take(PROJECT_FILES_SHOWN).map(name).collect();
+    let more = match files.len().saturating_sub(PROJECT_FILES_SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more; --json names them"),
+    };
+    let (count, was) = (counted(files.len(), "file"), if files.len() == 1 { "runs" } else { "run" });
+    wrap(out, style, "• ", &format!("{count} written that {was} code later: {}{more}", named.join(", ")));
+}
+
 /// What can be undone, and how.
 fn kept_for_undo(out: &mut String, outcome: &Outcome, style: Style) {
     let kept = outcome.attempts.iter().map(|attempt| attempt.kept_for_undo).max().unwrap_or_default();
@@ -347,6 +369,7 @@ mod tests {
                 truncated: false,
                 staged: None,
                 kept_for_undo: 0,
+                project_files: Vec::new(),
                 reads: Vec::new(),
             }],
             approvals: Vec::new(),

@@ -405,6 +405,7 @@ impl Core {
                 usage: end.usage,
                 staged: end.staged.clone(),
                 kept_for_undo: end.kept_for_undo,
+                project_files: end.project_files.len() as u64,
             });
         }
         self.record_reads(&end.reads);
@@ -430,6 +431,7 @@ impl Core {
         let staged = end.as_ref().and_then(|end| end.staged.clone());
         let kept_for_undo = end.as_ref().map_or(0, |end| end.kept_for_undo);
         let reads = end.as_ref().map_or_else(Vec::new, |end| end.reads.clone());
+        let project_files = end.as_ref().map_or_else(Vec::new, |end| end.project_files.clone());
         let (usage, stdout, stderr, truncated) =
             end.map_or((Usage::default(), None, None, false), |end| (end.usage, end.stdout, end.stderr, end.truncated));
         self.attempts.push(AttemptRecord {
@@ -446,6 +448,7 @@ impl Core {
             truncated,
             staged,
             kept_for_undo,
+            project_files,
             reads,
         });
     }

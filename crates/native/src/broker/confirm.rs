@@ -94,7 +94,9 @@ impl Service {
         operation: Operation,
     ) -> Result<(), Failure> {
         let confirmed = self.confirm_name(place, decided, operation);
-        if confirmed.is_err() {
+        if confirmed.is_ok() {
+            self.note_written(decided);
+        } else {
             let flags = if operation == Operation::Mkdir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             // Somebody else may have removed it: then it is gone as it should be.
             let _ = unlinkat(directory, &place.name, flags);

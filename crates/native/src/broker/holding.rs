@@ -13,6 +13,7 @@ use super::caller::Caller;
 use super::deed::{Deed, Step};
 use super::holds::{Hold, Holds, Key, Placed};
 use super::ledger::{Actor, Denied};
+use super::left_out::ProgramOf;
 use super::requests::Request;
 use super::service::{Failure, Reply, Service};
 use super::view::Pins;
@@ -28,6 +29,9 @@ const OTHER_DESCRIPTORS: u64 = 256;
 /// Questions that one call may raise, one after the other: both ends of a
 /// rename, and every protected name that a directory carries.
 const MAX_ROUNDS: u8 = 8;
+
+/// What the rule of a refusal says more, where the program went on as if there was none.
+const LEFT_OUT: &str = "; left out";
 
 /// Something that waits for an answer.
 pub(super) struct Waiter {
@@ -68,16 +72,23 @@ pub(super) fn table() -> Holds<Waiter> {
 impl Service {
     /// What is not among the powers waits for an answer, where that can help;
     /// else it is recorded and refused.
-    pub(super) fn refuse(&mut self, caller: &Caller, deed: Option<Deed>, denied: Denied) {
+    pub(super) fn refuse(&mut self, caller: &Caller, deed: Option<Deed>, mut denied: Denied) {
         let id = caller.request.id;
+        if let Some(step) = deed.as_ref().and_then(|deed| self.make_empty(deed, &|| caller.program())) {
+            return self.finish(id, step);
+        }
         let key = Key::of(&denied.refusal, &denied.object);
         let Some(key) = key.filter(|_| self.holds_calls && deed.is_some()) else {
+            let done = deed.as_ref().and_then(|deed| self.leave_out(deed, &|| caller.program()));
+            if done.is_some() {
+                denied.refusal.rule.push_str(LEFT_OUT);
+            }
             self.record(caller, denied);
-            return self.fail_refused(id, deed.as_ref());
+            return self.end_refused(id, done);
         };
         let Some(deed) = deed else { return };
         if self.is_settled(&key) {
-            return self.fail_refused(id, Some(&deed));
+            return self.fail_refused(id, Some(&deed), &|| caller.program());
         }
         match Pins::of(&deed) {
             Ok(pins) => {
@@ -162,7 +173,7 @@ impl Service {
         match (key, &mut waiter.wanted) {
             (Some(key), Wanted::Call(call)) if is_new && call.round < MAX_ROUNDS => {
                 if self.is_settled(&key) {
-                    return self.fail_refused(call.id, Some(&call.deed));
+                    return self.fail_refused(call.id, Some(&call.deed), &|| waiter.who.program.clone());
                 }
                 call.round += 1;
                 waiter.denied = denied;
@@ -176,8 +187,8 @@ impl Service {
     fn refuse_waiter(&self, wanted: Wanted, who: Actor, denied: Denied) {
         match wanted {
             Wanted::Call(call) => {
-                self.ledger().record(denied, || who);
-                self.fail_refused(call.id, Some(&call.deed));
+                self.ledger().record(denied, || who.clone());
+                self.fail_refused(call.id, Some(&call.deed), &|| who.program.clone());
             }
             Wanted::Request(request) => self.refuse_request(request, denied),
         }
@@ -188,7 +199,7 @@ impl Service {
         self.ledger().count(&denial, hold.waiters.len() as u64);
         for waiter in hold.waiters {
             match waiter.wanted {
-                Wanted::Call(call) => self.fail_refused(call.id, Some(&call.deed)),
+                Wanted::Call(call) => self.fail_refused(call.id, Some(&call.deed), &|| waiter.who.program.clone()),
                 Wanted::Request(request) => request.refuse(denial.rule.clone(), denial.grant.clone()),
             }
         }
@@ -273,12 +284,30 @@ impl Service {
     }
 
     /// The end of what was refused: what of it needs no power is done all the same.
-    fn fail_refused(&self, id: u64, deed: Option<&Deed>) {
-        let done = deed.filter(|_| self.notifier.is_valid(id)).and_then(|deed| self.leave_code_out(deed));
+    fn fail_refused(&self, id: u64, deed: Option<&Deed>, program: ProgramOf<'_>) {
+        let done = deed.filter(|_| self.notifier.is_valid(id)).and_then(|deed| self.leave_out(deed, program));
+        self.end_refused(id, done);
+    }
+
+    fn end_refused(&self, id: u64, done: Option<Step>) {
         match done {
             // It fails only where the caller is gone.
-            Some(_) => drop(self.notifier.answer(id, Answer::Value(0))),
-            None => self.fail(id, Errno::ACCESS),
+            Some(Step::Done(reply)) => drop(self.reply(id, reply)),
+            _ => self.fail(id, Errno::ACCESS),
+        }
+    }
+
+    /// Tells the caller how its call ended.
+    pub(super) fn reply(&self, id: u64, reply: Reply) -> Result<(), Errno> {
+        match reply {
+            Reply::Value(value) => self.notifier.answer(id, Answer::Value(value)),
+            Reply::Continue => self.notifier.answer(id, Answer::Continue),
+            Reply::Descriptor { fd, close_on_exec } => {
+                match self.notifier.answer_with_descriptor(id, fd.as_fd(), close_on_exec) {
+                    Err(errno) if errno != Errno::NOENT => self.notifier.answer(id, Answer::Error(errno)),
+                    other => other,
+                }
+            }
         }
     }
 

@@ -4,11 +4,13 @@
 //! instead; once nobody writes to it any more, which is looked at before each further call,
 //! what it says is judged, and a file that the broker wrote takes the place.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::CString;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, fstat, openat, openat2, unlinkat};
 use stockade_model::{Grant, Operation};
@@ -18,7 +20,7 @@ use super::deed::Step;
 use super::judged::{carries_code, content, max_bytes};
 use super::ledger::Actor;
 use super::opens::{Wish, finish};
-use super::service::{Failure, Service, refused};
+use super::service::{Failure, Service, native_access, refused};
 use super::walk::{Directory, Place};
 use crate::guards::View;
 use crate::guards::git_part::{GitPart, Judged};
@@ -27,6 +29,9 @@ use crate::guards::settings_judge::{Judgement, work_tree_of_module};
 use crate::guards::view::{join, parent};
 use crate::powers::{Refusal, covers, to_path};
 
+/// How soon, and how late, it is looked whether one is written.
+const SOON: Duration = Duration::from_millis(1);
+const LATER: Duration = Duration::from_millis(200);
 /// How many may be written at once.
 const MAX_WRITTEN: usize = 64;
 
@@ -48,11 +53,27 @@ struct Written {
     text: File,
     place: Place,
     mode: u32,
+    /// Nothing was there: what is there now is empty, and the broker's.
+    is_new: bool,
 }
 
-/// Those that are still written.
+/// Those that are still written, and when the last of them was begun.
 #[derive(Default)]
-pub(super) struct WrittenInPlace(RefCell<Vec<Written>>);
+pub(super) struct WrittenInPlace(RefCell<Vec<Written>>, Cell<Option<Instant>>);
+
+impl WrittenInPlace {
+    fn push(&self, file: Written) {
+        self.0.borrow_mut().push(file);
+        self.1.set(Some(Instant::now()));
+    }
+
+    /// Within what time to look whether one is written: at first soon, as its program may read
+    /// it next.
+    pub fn look_within(&self) -> Option<Duration> {
+        let begun = self.1.get().filter(|_| !self.0.borrow().is_empty())?;
+        Some((begun.elapsed() / 8).clamp(SOON, LATER))
+    }
+}
 
 impl Written {
     /// What it says, one byte more than `max_bytes` at most.
@@ -63,39 +84,68 @@ impl Written {
     }
 }
 
+/// What a program begins with that writes a file in its place.
+struct Begun {
+    mode: u32,
+    /// Nothing is there, and the program is to find an empty file.
+    is_new: bool,
+    text: Vec<u8>,
+}
+
+/// None where such a file is not written in its place.
+fn begun(kind: Kind, place: &Place, wish: Wish) -> Result<Option<Begun>, Errno> {
+    // Those that are there are replaced as a whole, see `judged`.
+    let is_whole = matches!(kind, Kind::Judged(Judged::Settings | Judged::Modules | Judged::Index));
+    let is_of_project = matches!(kind, Kind::Judged(Judged::Project(_)));
+    let held = match place.step() {
+        Err(Errno::NOENT) if wish.creates() => {
+            let mode = wish.mode_of_new().bits() & 0o777;
+            return Ok(Some(Begun { mode, is_new: is_whole || is_of_project, text: Vec::new() }));
+        }
+        Err(_) => return Ok(None),
+        Ok(held) => held,
+    };
+    let stat = fstat(&held)?;
+    if is_whole || FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink != 1 {
+        return Ok(None);
+    }
+    if wish.must_be_new() {
+        return Err(Errno::EXIST);
+    }
+    // What is there keeps its mode.
+    let begun = |text| Ok(Some(Begun { mode: stat.st_mode & 0o777, is_new: false, text }));
+    let Kind::Judged(judged @ Judged::Project(_)) = kind else {
+        return if wish.creates() && wish.replaces() { begun(Vec::new()) } else { Ok(None) };
+    };
+    if !wish.writes() {
+        return Ok(None);
+    }
+    native_access(&held, wish.access())?;
+    // What a project has may be written further.
+    let text = if wish.replaces() { Some(Vec::new()) } else { content(&held, max_bytes(judged))? };
+    text.map_or(Ok(None), begun)
+}
+
 impl Service {
     /// Opens a file that is judged once it is written, where this one may be made or replaced
     /// then.
     pub(super) fn open_in_place(&self, place: &Place, path: &[u8], wish: Wish) -> Result<Option<Step>, Failure> {
         let Some(kind) = self.kind_in_place(path) else { return Ok(None) };
-        // Those that are there are replaced as a whole, see `judged`.
-        let is_whole = matches!(kind, Kind::Judged(Judged::Settings | Judged::Modules | Judged::Index));
-        if place.on_proc || !wish.creates() || self.in_place.0.borrow().len() >= MAX_WRITTEN {
+        if place.on_proc || self.in_place.0.borrow().len() >= MAX_WRITTEN {
             return Ok(None);
         }
-        match place.step().and_then(fstat) {
-            Err(Errno::NOENT) => {}
-            Ok(_) if is_whole => return Ok(None),
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1 => {
-                if wish.must_be_new() {
-                    return Err(Errno::EXIST.into());
-                }
-                if !wish.replaces() {
-                    return Ok(None);
-                }
-            }
-            _ => return Ok(None),
-        }
+        let Some(Begun { mode, is_new, text }) = begun(kind, place, wish)? else { return Ok(None) };
         if self.refusal_of_place(Operation::Create, path).is_some() {
             return Ok(None);
         }
         let directory = self.through(place, path);
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let mode = wish.mode_of_new().bits() & 0o777;
-        let written = openat(&directory, c".", flags, Mode::from_raw_mode(0o600))?;
+        let written = File::from(openat(&directory, c".", flags, Mode::from_raw_mode(0o600))?);
+        // Its program begins at the beginning.
+        written.write_all_at(&text, 0).map_err(|_| Errno::IO)?;
         let by_descriptor = resolve::DescriptorPath::new(written.as_fd());
         let text = openat(CWD, by_descriptor.as_c_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        if is_whole {
+        if is_new {
             // The program finds at once what it has made.
             self.put_text((place, directory.as_fd(), path), b"", (mode, RenameFlags::NOREPLACE))?;
         }
@@ -104,8 +154,8 @@ impl Service {
             path: place.directory.path.clone(),
         };
         let place = Place { directory: held, name: place.name.clone(), slash: false, special: false, on_proc: false };
-        self.in_place.0.borrow_mut().push(Written { kind, text: File::from(text), place, mode });
-        Ok(Some(Step::Done(finish(written, wish)?)))
+        self.in_place.push(Written { kind, text: File::from(text), place, mode, is_new });
+        Ok(Some(Step::Done(finish(OwnedFd::from(written), wish)?)))
     }
 
     fn kind_in_place(&self, path: &[u8]) -> Option<Kind> {
@@ -158,13 +208,18 @@ impl Service {
             Judgement::HarmlessWith(text) => (Some(text), None),
             Judgement::Carries { what, without } => (without, Some(what)),
         };
-        let is_missing = || place.step().is_err();
+        let (is_missing, is_left_out) = (|| place.step().is_err(), harmless.is_none());
         if let Some(text) = harmless.filter(|text| *text != now || is_missing()) {
             let directory = self.through(place, &path);
             let put = (file.mode, RenameFlags::empty());
             self.put_judged((place, directory.as_fd(), &path), (judged, &now, &text), put)?;
         }
-        carried.map_or(Ok(()), |what| Err(refused(Operation::Create, &path, carries_code(&path, &what))))
+        let Some(what) = carried else { return Ok(()) };
+        // What was put there for it is empty.
+        if is_left_out && file.is_new && now.is_empty() && matches!(judged, Judged::Project(_)) {
+            let _ = unlinkat(self.through(place, &path), &place.name, AtFlags::empty());
+        }
+        Err(refused(Operation::Create, &path, carries_code(&path, &what)))
     }
 
     /// Puts what leads git, or counts, in its place, where it says one of the few things that

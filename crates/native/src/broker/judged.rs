@@ -28,7 +28,7 @@ use crate::guards::settings_judge::{
     Before, Judgement, SettingsFile, has_relative_address, judge, local_addresses, lost_with, work_tree_of_module,
 };
 use crate::guards::view::{join, parent};
-use crate::guards::{git_index, git_texts};
+use crate::guards::{git_index, git_texts, project_judge};
 use crate::powers::{Refusal, Verdict, to_path};
 
 /// What is longer is not judged: it is refused.
@@ -178,6 +178,9 @@ impl Service {
                 let what = "names of files that git copies".to_owned();
                 return Ok(Judgement::Carries { what, without: Some(Vec::new()) });
             }
+            Judged::Project(file) => {
+                return Ok(project_judge::judge(file, [&self.first_settings.of(new, now)?, now], text));
+            }
             Judged::Settings => SettingsFile::Repository,
             Judged::Modules => SettingsFile::Modules,
         };
@@ -219,16 +222,22 @@ impl Service {
     /// May what is at `place` go, where it is judged by what it says and no grant covers it? Not
     /// with what the person has set for git to run.
     pub(super) fn permit_loss(&self, place: &Place, path: &[u8]) -> Result<(), Failure> {
-        if self.powers.judged(path) != Some(Judged::Settings)
-            || !matches!(self.decide(Operation::Write, path), Verdict::Refuse(_))
-        {
+        let Some(judged @ (Judged::Settings | Judged::Project(_))) = self.powers.judged(path) else { return Ok(()) };
+        if !matches!(self.decide(Operation::Write, path), Verdict::Refuse(_)) {
             return Ok(());
         }
-        let lost = match content(&place.step()?, max_bytes(Judged::Settings))? {
+        let lost = match content(&place.step()?, max_bytes(judged))? {
             Some(now) => {
                 let first = self.first_settings.of(place, &now)?;
-                let may_fetch = &|place: &[u8]| self.may_fetch(place);
-                lost_with(path, Before { first: &first, now: &now, may_fetch, is_own: false, has_work_trees: false })
+                match judged {
+                    Judged::Project(file) => project_judge::lost_with(file, [&first, &now]),
+                    _ => {
+                        let may_fetch = &|place: &[u8]| self.may_fetch(place);
+                        let before =
+                            Before { first: &first, now: &now, may_fetch, is_own: false, has_work_trees: false };
+                        lost_with(path, before)
+                    }
+                }
             }
             None => Some("what cannot be read".to_owned()),
         };
@@ -323,7 +332,7 @@ fn new_work_tree(path: &[u8], now: &[u8], text: &[u8]) -> Option<Vec<u8>> {
 
 /// Why what carries code does not get the name `path`.
 pub(super) fn carries_code(path: &[u8], what: &str) -> Refusal {
-    let rule = format!("content that git would act on: {what}");
+    let rule = format!("content that a program outside would act on: {what}");
     Refusal { rule, grant: Some(Grant::Write(to_path(path))) }
 }
 

@@ -21,12 +21,14 @@
 //! | `ledger` | what was refused |
 //! | `programs` | what is about to run |
 //! | `ways` | links by which git would be led elsewhere |
+//! | `project_files` | files of the project that run code later |
 //! | `reads` | what a traced run reads |
 //! | `connects`, `requests` | what leads outside: connects, and what the door is asked for |
 //! | `confirm` | a second look at names that were made |
 //! | `file_room` | files that are larger than a small limit of the disk already |
 //! | `install` | what takes a guarded place |
 //! | `in_place` | files of git that are written in their place, and judged once they are |
+//! | `left_out` | what is refused to git, which goes on without |
 //! | `judged` | what takes a place that is guarded by what it says |
 //!
 //! Why acting on behalf is safe: names of the trees that the sandbox may write
@@ -52,11 +54,13 @@ mod in_place;
 mod install;
 mod judged;
 mod ledger;
+mod left_out;
 mod metadata;
 mod names;
 mod opens;
 mod pool;
 mod programs;
+mod project_files;
 mod reads;
 mod requests;
 mod servers;
@@ -147,6 +151,8 @@ pub struct BrokerReport {
     pub calls: u64,
     /// What a traced run read, by path.
     pub reads: Vec<ReadAccess>,
+    /// Files of the project that run code later and were written.
+    pub project_files: Vec<RawText>,
     /// Whether something was let change what lasts: a file of a writable directory.
     pub changed: bool,
 }

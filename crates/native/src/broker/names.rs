@@ -174,7 +174,12 @@ impl Service {
 
     pub(super) fn remove(&self, place: &Place, flags: AtFlags) -> Result<Step, Failure> {
         let path = place.path();
+        // The kernel lets none go that holds anything.
+        let is_empty = flags.contains(AtFlags::REMOVEDIR)
+            && self.powers.is_directory_of_settings(&path)
+            && self.refusal_of_place(Operation::Remove, &path).is_none();
         if !place.special
+            && !is_empty
             && let Err(failure) = self.permit_removal(&path, Operation::Remove)
         {
             let kind = FileType::from_raw_mode(fstat(place.step()?)?.st_mode);

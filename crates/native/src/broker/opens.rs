@@ -74,8 +74,12 @@ impl Wish {
         self.flags & 3 == libc::O_RDONLY && !self.has(libc::O_TRUNC)
     }
 
+    pub(super) fn writes(self) -> bool {
+        matches!(self.flags & 3, libc::O_WRONLY | libc::O_RDWR)
+    }
+
     /// Reading and writing as accessat understands them.
-    fn access(self) -> Access {
+    pub(super) fn access(self) -> Access {
         let read = matches!(self.flags & 3, libc::O_RDONLY | libc::O_RDWR | 3);
         let write = self.flags & 3 != libc::O_RDONLY || self.has(libc::O_TRUNC);
         let mut access = Access::empty();
@@ -233,6 +237,7 @@ impl Service {
                 if wish.creates() {
                     self.confirm_opened(&fd, &path)?;
                 }
+                self.note_written(&path);
                 Ok(Step::Done(finish(fd, wish)?))
             }
             // A link, or the program wants none.
@@ -276,6 +281,9 @@ impl Service {
             return Err(Errno::ROFS.into());
         }
         let held = match place.step() {
+            Ok(_) if wish.must_be_new() && self.said_gone.holds(place) => {
+                return Err(refused(Operation::Create, path, refusal));
+            }
             Ok(held) => held,
             Err(Errno::NOENT) if wish.creates() => {
                 native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;

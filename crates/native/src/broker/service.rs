@@ -29,9 +29,12 @@ use super::holds::Holds;
 use super::in_place::WrittenInPlace;
 use super::judged::FirstSettings;
 use super::ledger::{Actor, Denied, Ledger};
+use super::left_out::SaidGone;
 use super::pool::Pool;
+use super::project_files::ProjectFiles;
 use super::reads::Reads;
 use super::servers::Servers;
+use super::sockets::no_internet;
 use super::straight::Roots;
 use super::table::{Shape, notify_table};
 use super::terminals::Terminals;
@@ -125,6 +128,10 @@ pub(super) struct Service {
     pub looked_in_vain: Cell<bool>,
     /// Files that lead to repositories, which are still written.
     pub in_place: WrittenInPlace,
+    /// What git was told to have removed, although it was refused.
+    pub said_gone: SaidGone,
+    /// Files of the project that run code later.
+    pub project_files: ProjectFiles,
     /// The sockets that the run has bound to paths.
     pub bound: Bound,
     /// Those that it has made on the loopback of the host.
@@ -191,6 +198,8 @@ impl Service {
             first_settings: FirstSettings::default(),
             looked_in_vain: Cell::new(false),
             in_place: WrittenInPlace::default(),
+            said_gone: SaidGone::default(),
+            project_files: ProjectFiles::default(),
             bound,
             servers: Servers::default(),
             terminals: Terminals::default(),
@@ -214,6 +223,7 @@ impl Service {
         let mut space = self.notifier.space();
         loop {
             let timeout = self.look_at.map(|at| at.saturating_duration_since(Instant::now()));
+            let timeout = timeout.into_iter().chain(self.in_place.look_within()).min();
             let Ok(waiting) = self.notifier.wait(wake, timeout) else { return };
             if waiting.other && !self.take_orders(wake, orders) {
                 return;
@@ -226,6 +236,8 @@ impl Service {
                 }
             } else if waiting.over {
                 return;
+            } else {
+                self.settle_in_place();
             }
             self.look_after_waiting();
             self.ledger().tell_rest();
@@ -258,7 +270,8 @@ impl Service {
         }
         let (denials, more_denials) = self.ledger().take();
         let reads = self.reads.as_ref().map_or_else(Vec::new, |reads| reads.borrow_mut().take());
-        BrokerReport { denials, more_denials, calls: self.calls, reads, changed: self.changed.get() }
+        let project_files = self.project_files_written();
+        BrokerReport { denials, more_denials, calls: self.calls, reads, project_files, changed: self.changed.get() }
     }
 
     /// A name was asked for.
@@ -288,14 +301,7 @@ impl Service {
     pub fn finish(&mut self, id: u64, step: Step) {
         // A send fails only where the caller is gone: there is nobody to tell.
         let _ = match step {
-            Step::Done(Reply::Value(value)) => self.notifier.answer(id, Answer::Value(value)),
-            Step::Done(Reply::Continue) => self.notifier.answer(id, Answer::Continue),
-            Step::Done(Reply::Descriptor { fd, close_on_exec }) => {
-                match self.notifier.answer_with_descriptor(id, fd.as_fd(), close_on_exec) {
-                    Err(errno) if errno != Errno::NOENT => self.notifier.answer(id, Answer::Error(errno)),
-                    other => other,
-                }
-            }
+            Step::Done(reply) => self.reply(id, reply),
             Step::Work(work) => match self.pool.run(work.job) {
                 Ok(()) => {
                     self.parked.insert(id, work.pipe.map_or(Parked::Work, Parked::Pipe));
@@ -571,16 +577,6 @@ fn release(parked: &Parked) {
         let path = resolve::DescriptorPath::new(pipe.as_fd());
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         drop(rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty()));
-    }
-}
-
-fn no_internet(caller: &Caller) -> Denied {
-    let family = if caller.int(0) == libc::AF_INET { "AF_INET" } else { "AF_INET6" };
-    Denied {
-        operation: Operation::Socket,
-        object: family.as_bytes().to_vec(),
-        layer: Layer::Broker,
-        refusal: Refusal { rule: "TCP alone has a way out at level restricted".to_owned(), grant: None },
     }
 }
 

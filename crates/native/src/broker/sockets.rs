@@ -19,7 +19,7 @@ use rustix::fs::{Access, FileType, Mode, OFlags, Stat, fcntl_getfl, fstat};
 use rustix::net::sockopt::{ipv6_v6only, socket_domain, socket_type};
 use rustix::net::{AddressFamily, Shutdown, SocketType};
 use rustix::thread::set_no_new_privs;
-use stockade_model::{Level, Operation};
+use stockade_model::{Layer, Level, Operation};
 use stockade_sys::landlock::{Ruleset, access};
 use stockade_sys::notify::Answer;
 use stockade_sys::{Errno, actor, resolve};
@@ -28,7 +28,8 @@ use super::bound::MAX_BOUND;
 use super::caller::Caller;
 use super::connects::{address_for, plain};
 use super::deed::{Deed, Step, Work};
-use super::ledger::Actor;
+use super::ledger::{Actor, Denied};
+
 use super::servers::{FIRST_PORT, MAX_PORTS_TRIED, free_port, is_served, still_serve};
 use super::service::{Failure, Reply, Service, native_access, refused};
 use super::view::own_directory;
@@ -421,6 +422,17 @@ fn held_address(fd: &OwnedFd) -> Vec<u8> {
 
 fn unix_address(path: &[u8]) -> Vec<u8> {
     [&AddressFamily::UNIX.as_raw().to_ne_bytes(), path, b"\0"].concat()
+}
+
+/// Why a socket of the internet that is none for TCP is not made.
+pub(super) fn no_internet(caller: &Caller) -> Denied {
+    let family = if caller.int(0) == libc::AF_INET { "AF_INET" } else { "AF_INET6" };
+    Denied {
+        operation: Operation::Socket,
+        object: family.as_bytes().to_vec(),
+        layer: Layer::Broker,
+        refusal: Refusal { rule: "TCP alone has a way out at level restricted".to_owned(), grant: None },
+    }
 }
 
 #[cfg(test)]

@@ -117,6 +117,9 @@ impl Service {
         self.keep_opened_for_undo(&text, wish).ok()?;
         let fd = roots.open(&text, wish.of_broker(), wish.mode_of_new()).ok()?;
         let confirmed = if wish.creates() { self.confirm_opened(&fd, &text) } else { Ok(()) };
+        if confirmed.is_ok() {
+            self.note_written(&text);
+        }
         Some(match confirmed {
             Ok(()) => finish(fd, wish).map(Step::Done).map_err(Failure::from),
             Err(failure) => Err(failure),

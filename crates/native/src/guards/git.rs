@@ -279,7 +279,18 @@ fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Nam
         ("include" | "includeif", "path") if is_path(value) => {
             expanded(value, home).into_iter().map(Named::Include).collect()
         }
-        ("core", "hookspath" | "attributesfile") | ("init", "templatedir") if is_path(value) => {
+        ("core", "hookspath") if is_path(value) => {
+            let paths = expanded(value, home).into_iter();
+            // Husky's hooks lie in `.husky/_` and run those beside that directory.
+            let above = |path: &Vec<u8>| {
+                let is_named = |part: &&[u8]| !matches!(*part, b"" | b".");
+                let last = path.rsplit(|b| *b == b'/').find(is_named).filter(|last| *last == b"_")?;
+                let end = path.windows(2).rposition(|pair| pair == b"/_")?;
+                (last == b"_").then(|| Named::File(path[..end].to_vec()))
+            };
+            paths.flat_map(|path| above(&path).into_iter().chain([Named::File(path)])).collect()
+        }
+        ("core", "attributesfile") | ("init", "templatedir") if is_path(value) => {
             expanded(value, home).into_iter().map(Named::File).collect()
         }
         ("mergetool" | "difftool" | "browser" | "man" | "lfs", "path") | ("submodule", "update") => {

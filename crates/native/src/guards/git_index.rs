@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use super::settings_judge::are_names;
+use super::settings_words::are_names;
 
 /// Bytes of an entry before its name, with names of objects of 20 bytes.
 const ENTRY_BYTES: usize = 62;

@@ -6,6 +6,7 @@
 
 use stockade_model::Operation;
 
+use super::project_part::ProjectFile;
 use super::view::name;
 use crate::powers::prefix_ends;
 
@@ -62,6 +63,8 @@ pub(crate) enum Judged {
     Start,
     /// `gitdir` of another work tree: git writes there, and removes what it names.
     Place,
+    /// Settings of a project, for an editor or a tool.
+    Project(ProjectFile),
 }
 
 /// Whose directory it is.

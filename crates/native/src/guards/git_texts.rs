@@ -1,7 +1,7 @@
 //! What files of git say that are neither settings nor an index: references, the steps of a
 //! rebase. Git takes what they say for names of its own files. Pure.
 
-use super::settings_judge::is_branch;
+use super::settings_words::is_branch;
 
 /// Lengths of an object's name, in hexadecimal digits (SHA-1, SHA-256).
 const ID_LENGTHS: [usize; 2] = [40, 64];

@@ -15,10 +15,13 @@
 //! | `git_part` | what each name in a directory of git's is for |
 //! | `git_index` | which files an index names |
 //! | `git_texts` | what references and the steps of a rebase name |
+//! | `project_part` | which names are settings of a project that are judged |
+//! | `project_judge` | which of those settings are harmless |
 //! | `pointers` | which `.git` files lead to a repository |
 //! | `settings_text` | the text of settings as entries |
 //! | `settings_reader` | the same, exactly as git reads it or not at all |
 //! | `settings_judge` | which settings carry nothing that runs |
+//! | `settings_words` | those that are harmless by themselves |
 //! | `destinations` | where branches of the person's go, by all settings of a repository |
 //! | `command_words` | the files that a command line of a setting may mean |
 //! | `view` | files and links as the run sees them |
@@ -34,10 +37,13 @@ pub(crate) mod git_texts;
 mod names;
 mod places;
 pub(crate) mod pointers;
+pub(crate) mod project_judge;
+pub(crate) mod project_part;
 pub(crate) mod repository;
 pub(crate) mod settings_judge;
 mod settings_reader;
 mod settings_text;
+mod settings_words;
 mod survey;
 pub(crate) mod view;
 

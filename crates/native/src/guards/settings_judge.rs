@@ -4,6 +4,9 @@
 
 use super::destinations::{Texts, addresses, goes_well, is_address_key, led_elsewhere, left_behind, loses_address};
 use super::settings_reader::{Setting, settings};
+use super::settings_words::{
+    is_bool, is_branch, is_harmless_alone, is_harmless_named, is_nick, is_relative_path, is_true, is_word,
+};
 use super::view::{join, name, parent};
 
 /// What settings a file holds.
@@ -133,7 +136,7 @@ pub(crate) fn lost_with(path: &[u8], before: Before<'_>) -> Option<String> {
     let is_weak = |setting: &Setting| {
         is_protection(setting)
             && !is_strict(setting)
-            && is_harmless_alone(&setting.section, &setting.key, setting.value.as_deref().unwrap_or(b"true"), path)
+            && is_harmless_alone(&setting.section, &setting.key, setting.value.as_deref().unwrap_or(b"true"))
     };
     let goes_along =
         |setting: &&Setting| is_remote_address(setting) || setting.section == "extensions" || is_weak(setting);
@@ -225,9 +228,14 @@ fn is_harmless(setting: &Setting, path: &[u8], known: &Known<'_>, found: &[Setti
         // person has set for every repository.
         ("remote", None) if setting.key == "pushdefault" => is_nick(value) && is_there(setting, known),
         ("branch", Some(_)) if setting.key == "pushremote" => is_nick(value) && is_there(setting, known),
+        // Git takes the name of a remote that it does not know for a path.
+        ("extensions", None) if setting.key == "partialclone" => {
+            known.before.is_own && is_nick(value) && !addresses(found, value).is_empty()
+        }
         (section, None) => {
             let is_plain = known.before.is_own || !is_guarding(setting) || is_strict(setting) || was_so(setting, known);
-            is_plain && is_harmless_alone(section, &setting.key, value, path)
+            let is_own = (section, setting.key.as_str()) == ("core", "worktree") && leads_to_own_work_tree(path, value);
+            is_plain && (is_own || is_harmless_alone(section, &setting.key, value))
         }
         ("branch", Some(branch)) => {
             is_branch(branch)
@@ -240,8 +248,7 @@ fn is_harmless(setting: &Setting, path: &[u8], known: &Known<'_>, found: &[Setti
         ("submodule", Some(_)) => {
             is_harmless_module(setting, path, known) && (setting.key != "url" || !is_changed(setting, known))
         }
-        ("color", Some(_)) => is_colour(value),
-        _ => false,
+        (section, Some(subsection)) => is_harmless_named(section, subsection, &setting.key, value),
     }
 }
 
@@ -286,55 +293,16 @@ fn was_so(setting: &Setting, known: &Known<'_>) -> bool {
     known.first.iter().rev().find(|old| old.is_named_as(setting)).is_some_and(|old| old.says_same(setting))
 }
 
-/// One without a subsection.
-fn is_harmless_alone(section: &str, key: &str, value: &[u8], path: &[u8]) -> bool {
-    match (section, key) {
-        ("core", "repositoryformatversion") | ("lfs", "repositoryformatversion") => matches!(value, b"0" | b"1"),
-        (
-            "core",
-            "filemode" | "bare" | "symlinks" | "ignorecase" | "precomposeunicode" | "quotepath" | "trustctime"
-            | "sparsecheckout" | "sparsecheckoutcone",
-        ) => is_bool(value),
-        ("core", "logallrefupdates") => is_bool(value) || value == b"always",
-        ("core", "autocrlf") => is_bool(value) || value == b"input",
-        ("core", "safecrlf") => is_bool(value) || value == b"warn",
-        ("core", "eol") => matches!(value, b"lf" | b"crlf" | b"native"),
-        ("core", "abbrev" | "compression") => is_word(value),
-        ("core", "worktree") => leads_to_own_work_tree(path, value),
-        ("user", "name" | "email") => true,
-        ("user", "useconfigonly") => is_bool(value),
-        ("init", "defaultbranch") => is_branch(value),
-        ("extensions", "worktreeconfig") => is_bool(value),
-        // What a file of git means depends on it: the longer form is no everyday matter.
-        ("extensions", "objectformat") => value == b"sha1",
-        ("branch", "autosetupmerge" | "autosetuprebase") => is_word(value),
-        ("pull", "rebase" | "ff") => is_word(value),
-        // The others push more branches than the one, or to what was set for it.
-        ("push", "default") => matches!(value, b"simple" | b"current" | b"nothing"),
-        ("push", "autosetupremote" | "followtags") => is_word(value),
-        ("merge", "conflictstyle" | "ff" | "stat" | "renames" | "log") => is_word(value),
-        ("rebase", "autostash" | "autosquash" | "updaterefs" | "stat") => is_bool(value),
-        ("fetch", "prune" | "prunetags" | "parallel" | "writecommitgraph") => is_word(value),
-        ("diff", "renames" | "algorithm" | "colormoved" | "mnemonicprefix" | "noprefix") => is_word(value),
-        ("commit" | "tag", "gpgsign") => is_bool(value) && !is_true(value),
-        ("rerere", "enabled" | "autoupdate") => is_bool(value),
-        ("submodule", "recurse") => is_bool(value),
-        ("submodule", "active") => is_relative_path(value),
-        ("gc", "auto" | "autopacklimit" | "autodetach") => is_word(value),
-        ("status", "short" | "branch" | "showstash") => is_word(value),
-        ("log", "date" | "decorate" | "abbrevcommit") => is_word(value),
-        ("color", _) => is_colour(value),
-        ("advice", _) => is_bool(value),
-        _ => false,
-    }
-}
-
 fn is_harmless_branch(setting: &Setting) -> bool {
     let value = setting.value.as_deref().unwrap_or(b"true");
     match setting.key.as_str() {
         "remote" => value == b"." || is_nick(value),
         "merge" => value.strip_prefix(b"refs/").is_some_and(is_branch),
         "rebase" => matches!(value, b"merges" | b"interactive") || is_bool(value),
+        // Notes of people, of GitHub's tool and of an editor.
+        "description" => true,
+        "gh-merge-base" | "vscode-merge-base" => is_branch(value),
+        "github-pr-owner-number" => value.split(|b| *b == b'#').all(|part| !part.is_empty() && is_word(part)),
         _ => false,
     }
 }
@@ -419,6 +387,15 @@ fn is_harmless_remote(remote: &[u8], setting: &Setting, known: &Known<'_>, found
         "fetch" => is_refspec(remote, value) || is_renamed(remote, setting, known, found),
         "tagopt" => matches!(value, b"--tags" | b"--no-tags"),
         "prune" | "prunetags" | "skipdefaultupdate" | "skipfetchall" => is_bool(value),
+        // What is missing would be fetched from there by a mere look at what was said.
+        "promisor" => is_bool(value) && known.before.is_own,
+        "partialclonefilter" => {
+            let is_plain = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b':' | b'=');
+            known.before.is_own && value.iter().all(is_plain) && !value.starts_with(b"sparse")
+        }
+        "followremotehead" => matches!(value, b"create" | b"always" | b"never"),
+        // Where a tool proposes changes: to nobody whom the person has not spoken to.
+        "gh-resolved" => value == b"base" && (known.before.is_own || !is_new_remote(remote, known)),
         _ => false,
     }
 }
@@ -466,47 +443,6 @@ fn is_changed(setting: &Setting, known: &Known<'_>) -> bool {
     known.first.iter().any(|old| old.is_named_as(setting))
 }
 
-fn is_bool(value: &[u8]) -> bool {
-    let value = value.to_ascii_lowercase();
-    is_true(&value) || matches!(&value[..], b"false" | b"no" | b"off" | b"0" | b"")
-}
-
-fn is_true(value: &[u8]) -> bool {
-    matches!(&value.to_ascii_lowercase()[..], b"true" | b"yes" | b"on" | b"1")
-}
-
-fn is_word(value: &[u8]) -> bool {
-    !value.starts_with(b"-") && value.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.'))
-}
-
-fn is_colour(value: &[u8]) -> bool {
-    value.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b' ' | b'#' | b'-'))
-}
-
-/// Names of remotes that nobody could mean as an address or a path.
-fn is_nick(remote: &[u8]) -> bool {
-    remote.first().is_some_and(u8::is_ascii_alphanumeric)
-        && remote.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
-}
-
-pub(super) fn is_branch(branch: &[u8]) -> bool {
-    let is_odd = |b: &u8| b.is_ascii_control() || b" ~^:?*[\\".contains(b);
-    !branch.is_empty() && !branch.starts_with(b"-") && !branch.iter().any(is_odd) && are_names(branch)
-}
-
-/// A path beneath the top, through no directory of git's.
-fn is_relative_path(path: &[u8]) -> bool {
-    !path.starts_with(b"-") && !path.starts_with(b":") && are_names(path)
-}
-
-/// Whether every component is a name, and none that of a repository.
-pub(super) fn are_names(path: &[u8]) -> bool {
-    path.split(|b| *b == b'/').all(|part| {
-        let folded = super::fold(part);
-        !matches!(part, b"" | b"." | b"..") && folded.as_ref() != b".git" && folded.as_ref() != b"git~1"
-    })
-}
-
 /// Where a repository can be, spoken to by git's own transports alone.
 fn is_address(address: &[u8]) -> bool {
     let holds = |text: &[u8]| address.windows(text.len()).any(|part| part == text);
@@ -532,8 +468,11 @@ fn is_refspec(remote: &[u8], refspec: &[u8]) -> bool {
     let Some(colon) = refspec.iter().position(|b| *b == b':') else { return false };
     let (from, to) = (&refspec[..colon], &refspec[colon + 1..]);
     let own = [b"refs/remotes/", remote, b"/"].concat();
-    let is_plain = |name: &[u8]| is_branch(&name.iter().copied().filter(|b| *b != b'*').collect::<Vec<_>>());
-    let is_pattern = |name: &[u8]| name.ends_with(b"/*") && is_branch(&name[..name.len() - 2]) || is_plain(name);
+    // What a star stands for is no part of a name.
+    let is_pattern = |name: &[u8]| {
+        let stars = name.iter().filter(|b| **b == b'*').count();
+        stars <= 1 && is_branch(&name.iter().map(|b| if *b == b'*' { b'x' } else { *b }).collect::<Vec<_>>())
+    };
     from.starts_with(b"refs/")
         && (to.starts_with(&own) || to == from && to.starts_with(b"refs/tags/"))
         && is_pattern(from)
@@ -626,6 +565,14 @@ mod tests {
         for added in [
             "[core]\nhooksPath=x",
             "[CORE]\nHOOKSPATH=x",
+            "[gitflow \"path\"]\nhooks=x",
+            "[diff]\ntool=x",
+            "[index]\nthreads=true",
+            "[blame]\nignoreRevsFile=../x",
+            "[remote \"origin\"]\npromisor=true",
+            "[remote \"new\"]\nurl=https://x/y\ngh-resolved=base",
+            "[remote \"up\"]\nurl=https://h/x\nfetch=+refs/*/*:refs/remotes/up/*",
+            "[remote \"up\"]\nurl=https://h/x\nfetch=+refs/pull/*/head:refs/heads/*",
             "[core] fsmonitor = x",
             "[core]\nsshCommand = mine",
             "[core]\npager=x",

@@ -249,7 +249,7 @@ pub(crate) fn parent(path: &[u8]) -> &[u8] {
 }
 
 /// The last component of a path.
-pub(super) fn name(path: &[u8]) -> &[u8] {
+pub(crate) fn name(path: &[u8]) -> &[u8] {
     path.rsplit(|b| *b == b'/').next().unwrap_or(path)
 }
 

@@ -421,10 +421,25 @@ pub(super) fn refuse_planted_link(plan: &Plan, path: &Path, real: &Path) -> Resu
     Err(LaunchError::Path { path: path.to_owned(), why })
 }
 
-/// What git replaces by a rename, which no mount allows. The broker judges each by what it
-/// says.
-const JUDGED: &[&str] =
-    &[".git", ".git/config", ".git/config.worktree", ".git/commondir", ".git/modules", ".git/worktrees", ".gitmodules"];
+/// What git and other tools replace by a rename, which no mount allows, or write beneath. The
+/// broker judges each by what it says.
+const JUDGED: &[&str] = &[
+    ".git",
+    ".git/config",
+    ".git/config.worktree",
+    ".git/commondir",
+    ".git/modules",
+    ".git/worktrees",
+    ".gitmodules",
+    ".vscode",
+    ".npmrc",
+    ".yarnrc.yml",
+    ".tool-versions",
+    "rust-toolchain",
+    "rust-toolchain.toml",
+    ".cargo/config",
+    ".cargo/config.toml",
+];
 
 /// The protected names that exist directly where a writable root makes them
 /// reachable. Links are left to the broker: binding one would bind its target.

@@ -296,6 +296,7 @@ mod tests {
             truncated: false,
             staged: None,
             kept_for_undo: 0,
+            project_files: Vec::new(),
             reads: Vec::new(),
         };
         // As the outcome's JSON has it: what it may hold besides does not matter.

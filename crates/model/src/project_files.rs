@@ -1,0 +1,85 @@
+//! Files of a project that run when somebody builds, tests, installs or starts it.
+
+/// Names of such files. An entry with `/` at its end is a directory, whose files all are; one
+/// with `/` inside lies in a directory of that name.
+pub const PROJECT_FILES: &[(&str, &str)] = &[
+    (".circleci/", "CircleCI"),
+    (".github/actions/", "GitHub Actions"),
+    (".github/workflows/", "GitHub Actions"),
+    (".gitlab-ci.yml", "GitLab"),
+    (".husky/", "husky"),
+    (".pnpmfile.cjs", "pnpm"),
+    (".vscode/launch.json", "Visual Studio Code"),
+    (".vscode/tasks.json", "Visual Studio Code"),
+    ("CMakeLists.txt", "CMake"),
+    ("Containerfile", "Podman"),
+    ("Dockerfile", "Docker"),
+    ("GNUmakefile", "make"),
+    ("Gemfile", "Bundler"),
+    ("Jenkinsfile", "Jenkins"),
+    ("Justfile", "just"),
+    ("Makefile", "make"),
+    ("Rakefile", "rake"),
+    ("SConstruct", "SCons"),
+    ("Taskfile.yml", "task"),
+    ("azure-pipelines.yml", "Azure Pipelines"),
+    ("build.gradle", "Gradle"),
+    ("build.gradle.kts", "Gradle"),
+    ("build.rs", "cargo"),
+    ("build.xml", "Ant"),
+    ("compose.yaml", "Docker"),
+    ("compose.yml", "Docker"),
+    ("configure", "configure scripts"),
+    ("conftest.py", "pytest"),
+    ("docker-compose.yml", "Docker"),
+    ("gradlew", "Gradle"),
+    ("justfile", "just"),
+    ("lefthook.yml", "lefthook"),
+    ("makefile", "make"),
+    ("meson.build", "Meson"),
+    ("mix.exs", "mix"),
+    ("mvnw", "Maven"),
+    ("noxfile.py", "nox"),
+    ("package.json", "npm"),
+    ("pom.xml", "Maven"),
+    ("settings.gradle", "Gradle"),
+    ("settings.gradle.kts", "Gradle"),
+    ("setup.py", "pip"),
+    ("tox.ini", "tox"),
+];
+
+/// Directories of dependencies and of what was built: a tool fills them by the thousand.
+const FILLED: &[&str] = &["node_modules", "site-packages", "dist-packages", "target", "vendor", ".git"];
+
+/// Whether the file at `path`, relative to its workspace, runs when somebody builds, tests,
+/// installs or starts the project. Names alone are looked at.
+pub fn is_project_file(path: &[u8]) -> bool {
+    let is_entry = |entry: &str| match entry.strip_suffix('/') {
+        Some(directory) => holds(path, directory.as_bytes()),
+        None => path.strip_suffix(entry.as_bytes()).is_some_and(|before| matches!(before, [] | [.., b'/'])),
+    };
+    let is_listed = PROJECT_FILES.iter().any(|(entry, _)| is_entry(entry));
+    is_listed && !FILLED.iter().any(|directory| holds(path, directory.as_bytes()))
+}
+
+/// Whether `directory` is on the way to `path`.
+fn holds(path: &[u8], directory: &[u8]) -> bool {
+    let mut starts = (0..path.len()).filter(|at| *at == 0 || path[at - 1] == b'/');
+    starts.any(|at| path[at..].strip_prefix(directory).is_some_and(|rest| rest.first() == Some(&b'/')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_later_is_known_by_its_name() {
+        for path in ["Makefile", "sub/Makefile", ".github/workflows/ci.yml", "a/.husky/_/x", "a/.vscode/tasks.json"] {
+            assert!(is_project_file(path.as_bytes()), "{path}");
+        }
+        let others = ["Makefile.txt", "src/xMakefile", ".husky", "tasks.json", "node_modules/x/package.json", ""];
+        for path in others {
+            assert!(!is_project_file(path.as_bytes()), "{path}");
+        }
+    }
+}

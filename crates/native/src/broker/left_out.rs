@@ -1,0 +1,114 @@
+//! What is refused without stopping the program. Git makes and removes many files by one
+//! command, and would stop half way at the first that it may not: a checkout, a merge, a
+//! stash that is neither done nor undone. So what is refused in a work tree is left out, told
+//! as every refusal is, and git goes on: what it writes goes to a file without a name, what it
+//! removes stays. Afterwards its own `git status` shows the difference. It has no say in what
+//! is allowed: a program that only calls itself git gets no more than that. So does whoever
+//! unpacks dependencies, in which editors' settings lie about.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::os::fd::AsFd;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, mkdirat, openat};
+use stockade_model::Operation;
+use stockade_sys::Errno;
+
+use super::deed::{Deed, Step};
+use super::opens::{Wish, finish};
+use super::service::Service;
+use super::walk::Place;
+use crate::guards::view::name;
+
+/// Names that are taken to be gone, at most so many.
+const MAX_GONE: usize = 10_000;
+
+/// Tells which program makes a call.
+pub(super) type ProgramOf<'a> = &'a dyn Fn() -> Option<Vec<u8>>;
+
+/// Names that a program was told are gone: device and inode of the directory, and the name.
+#[derive(Default)]
+pub(super) struct SaidGone(RefCell<HashSet<(u64, u64, Vec<u8>)>>);
+
+impl SaidGone {
+    fn key(place: &Place) -> Result<(u64, u64, Vec<u8>), Errno> {
+        let directory = fstat(&place.directory.fd)?;
+        Ok((directory.st_dev, directory.st_ino, place.name.as_bytes().to_vec()))
+    }
+
+    fn note(&self, place: &Place) -> Result<(), Errno> {
+        let mut gone = self.0.borrow_mut();
+        if gone.len() >= MAX_GONE {
+            return Err(Errno::NFILE);
+        }
+        gone.insert(Self::key(place)?);
+        Ok(())
+    }
+
+    /// Whether a program was told that nothing is there.
+    pub fn holds(&self, place: &Place) -> bool {
+        let gone = self.0.borrow();
+        !gone.is_empty() && Self::key(place).is_ok_and(|key| gone.contains(&key))
+    }
+}
+
+impl Service {
+    /// What is done instead of a deed that was refused to `program`, where it can go on without:
+    /// all that carries no code, or nothing.
+    pub(super) fn leave_out(&self, deed: &Deed, program: ProgramOf<'_>) -> Option<Step> {
+        if let Some(step) = self.leave_code_out(deed) {
+            return Some(step);
+        }
+        match deed {
+            Deed::Open { place, wish } if self.goes_on_without(place, program) => self.write_nowhere(place, *wish).ok(),
+            Deed::Remove { place, flags } if !flags.contains(AtFlags::REMOVEDIR) && self.is_of_git(place, program) => {
+                self.keep_as_gone(place).ok()
+            }
+            _ => None,
+        }
+    }
+
+    /// Keeps a file, and notes that it is said to be gone.
+    fn keep_as_gone(&self, place: &Place) -> Result<Step, Errno> {
+        match FileType::from_raw_mode(fstat(place.step()?)?.st_mode) {
+            FileType::RegularFile => self.said_gone.note(place).map(|()| Step::zero()),
+            _ => Err(Errno::ACCESS),
+        }
+    }
+
+    fn goes_on_without(&self, place: &Place, program: ProgramOf<'_>) -> bool {
+        !place.special && self.powers.is_in_dependencies(&place.path()) || self.is_of_git(place, program)
+    }
+
+    /// Whether git does it, in a work tree.
+    fn is_of_git(&self, place: &Place, program: ProgramOf<'_>) -> bool {
+        let is_git = || program().is_some_and(|program| name(&program) == b"git");
+        !place.special && self.powers.is_of_work_tree(&place.path()) && is_git()
+    }
+
+    /// Opens a file without a name for what would be a new one.
+    fn write_nowhere(&self, place: &Place, wish: Wish) -> Result<Step, Errno> {
+        if !wish.creates() || wish.only_reads() || place.step().is_ok() && !self.said_gone.holds(place) {
+            return Err(Errno::ACCESS);
+        }
+        let path = place.path();
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::from_bits_retain(wish.mode_of_new().bits() & 0o777);
+        let file = openat(self.through(place, &path).as_fd(), c".", flags, mode)?;
+        Ok(Step::Done(finish(file, wish)?))
+    }
+
+    /// Makes a directory of settings for git, where that was refused: empty it says nothing, and
+    /// what is left out would lie in it.
+    pub(super) fn make_empty(&self, deed: &Deed, program: ProgramOf<'_>) -> Option<Step> {
+        let Deed::MakeDirectory { place, mode } = deed else { return None };
+        let path = place.path();
+        if !self.powers.is_directory_of_settings(&path)
+            || self.refusal_of_place(Operation::Mkdir, &path).is_some()
+            || !self.goes_on_without(place, program)
+        {
+            return None;
+        }
+        mkdirat(self.through(place, &path), &place.name, *mode).ok().map(|()| Step::zero())
+    }
+}

@@ -1,0 +1,168 @@
+//! What the names of a project's own settings are for, those of editors and of tools that run
+//! things by merely being looked at: which of them are judged by what they say. Pure.
+//!
+//! What is not here stays guarded by its name.
+
+use stockade_model::Operation;
+
+use super::view::{name, parent};
+use crate::powers::prefix_ends;
+
+/// A name among a project's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProjectPart {
+    /// `.vscode`: by itself it says nothing.
+    Directory,
+    /// A file that is judged as a whole.
+    File(ProjectFile),
+    /// What a program writes before it takes the place of such a file: no editor reads it.
+    Passing,
+}
+
+/// A file of settings whose harmless forms are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProjectFile {
+    /// `.vscode/settings.json`.
+    EditorSettings,
+    /// `.vscode/tasks.json` and `launch.json`: they run when a person says so, but what is to
+    /// run when the folder is opened.
+    EditorTasks,
+    /// `.vscode/extensions.json`.
+    EditorExtensions,
+    /// `.npmrc`.
+    Npm,
+    /// `.tool-versions`.
+    ToolVersions,
+    /// `rust-toolchain`, `rust-toolchain.toml`.
+    RustToolchain,
+    /// `.cargo/config`, `.cargo/config.toml`.
+    Cargo,
+    /// `.yarnrc.yml`.
+    Yarn,
+}
+
+impl ProjectPart {
+    /// What `path` is, beneath the writable root of `root_length` bytes, and how long the path
+    /// of the guarded name is that it is or lies in.
+    pub(crate) fn of(path: &[u8], root_length: usize) -> Option<(usize, Self)> {
+        let file = match name(path) {
+            b".vscode" => return (path.len() > root_length).then_some((path.len(), Self::Directory)),
+            b"settings.json" => ProjectFile::EditorSettings,
+            b"tasks.json" | b"launch.json" => ProjectFile::EditorTasks,
+            b"extensions.json" => ProjectFile::EditorExtensions,
+            b".npmrc" => ProjectFile::Npm,
+            b".yarnrc.yml" => ProjectFile::Yarn,
+            b".tool-versions" => ProjectFile::ToolVersions,
+            b"rust-toolchain" | b"rust-toolchain.toml" => ProjectFile::RustToolchain,
+            b"config" | b"config.toml" => ProjectFile::Cargo,
+            other => {
+                let unit = parent(path).len();
+                return (is_passing(other) && name(parent(path)) == b".vscode" && unit > root_length)
+                    .then_some((unit, Self::Passing));
+            }
+        };
+        let directory: Option<&[u8]> = match file {
+            ProjectFile::EditorSettings | ProjectFile::EditorTasks | ProjectFile::EditorExtensions => Some(b".vscode"),
+            ProjectFile::Cargo => Some(b".cargo"),
+            _ => None,
+        };
+        let above = parent(path);
+        if directory.is_some_and(|directory| name(above) != directory || above.len() <= root_length) {
+            return None;
+        }
+        let unit = if directory == Some(b".vscode") { above.len() } else { path.len() };
+        (unit > root_length).then_some((unit, Self::File(file)))
+    }
+
+    /// Whether this may be done to it by its name alone.
+    pub(crate) fn permits(self, operation: Operation) -> bool {
+        match self {
+            // It goes when it is empty.
+            Self::Directory => matches!(operation, Operation::Mkdir | Operation::Remove),
+            Self::File(_) => matches!(operation, Operation::Remove | Operation::Metadata),
+            Self::Passing => {
+                use Operation::{Create, Metadata, Remove, Rename, Write};
+                matches!(operation, Create | Write | Rename | Remove | Metadata)
+            }
+        }
+    }
+}
+
+/// Whether a file of this name is on its way to take the place of one that is judged: those of
+/// sed, and those that are called after the file, `settings.json.tmp.1` or `settings.json.123`.
+fn is_passing(name: &[u8]) -> bool {
+    const FILES: [&[u8]; 4] = [b"settings.json", b"tasks.json", b"launch.json", b"extensions.json"];
+    if let Some(rest) = name.strip_prefix(b"sed") {
+        return rest.len() == 6 && rest.iter().all(u8::is_ascii_alphanumeric);
+    }
+    let rest = FILES.iter().find_map(|file| name.strip_prefix(*file)).and_then(|rest| rest.strip_prefix(b"."));
+    let is_number = |b: &u8| b.is_ascii_hexdigit() || matches!(b, b'.' | b'-');
+    // Not `settings.json.`, which is another spelling of the file on some filesystems.
+    rest.is_some_and(|rest| {
+        rest.last().is_some_and(u8::is_ascii_alphanumeric)
+            && rest.strip_prefix(b"tmp").unwrap_or(rest).iter().all(is_number)
+    })
+}
+
+/// Directories of dependencies, which nobody opens in an editor or works in.
+const DEPENDENCIES: &[&[u8]] = &[b"node_modules", b"site-packages", b"dist-packages"];
+
+/// Whether a directory of dependencies is on the way from the writable root to `path`.
+pub(crate) fn is_in_dependencies(path: &[u8], root_length: usize) -> bool {
+    let mut ends = prefix_ends(path).into_iter().filter(|end| *end > root_length && *end < path.len());
+    ends.any(|end| DEPENDENCIES.contains(&name(&path[..end])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(path: &str) -> Option<ProjectPart> {
+        ProjectPart::of(path.as_bytes(), 2).map(|(_, part)| part)
+    }
+
+    #[test]
+    fn names_say_what_they_are() {
+        use ProjectFile::*;
+        for (path, expected) in [
+            ("/w/.vscode", Some(ProjectPart::Directory)),
+            ("/w/a/.vscode/settings.json", Some(ProjectPart::File(EditorSettings))),
+            ("/w/.vscode/tasks.json", Some(ProjectPart::File(EditorTasks))),
+            ("/w/.vscode/mcp.json", None),
+            ("/w/.vscode/sedoHM9tP", Some(ProjectPart::Passing)),
+            ("/w/.vscode/settings.json.tmp.12.1a", Some(ProjectPart::Passing)),
+            ("/w/.vscode/tasks.json.123", Some(ProjectPart::Passing)),
+            ("/w/.vscode/mcp.json.tmp", None),
+            ("/w/.vscode/settings.json.x", None),
+            ("/w/.vscode/settings.json.", None),
+            ("/w/.vscode/sedoHM9tP/a", None),
+            ("/w/.vscode/a/settings.json", None),
+            ("/w/settings.json", None),
+            // Spelled otherwise it is the same directory on some filesystems.
+            ("/w/.VSCODE/settings.json", None),
+            ("/w/.idea", None),
+            ("/w/.npmrc", Some(ProjectPart::File(Npm))),
+            ("/w/.NPMRC", None),
+            ("/w/sub/.tool-versions", Some(ProjectPart::File(ToolVersions))),
+            ("/w/.cargo/config.toml", Some(ProjectPart::File(Cargo))),
+            ("/w/cargo/config.toml", None),
+            ("/w/.cargo/x/config.toml", None),
+            ("/w/rust-toolchain", Some(ProjectPart::File(RustToolchain))),
+            ("/w/.envrc", None),
+        ] {
+            assert_eq!(part(path), expected, "{path}");
+        }
+        for (path, expected) in [
+            ("/w/node_modules/x/.idea", true),
+            ("/w/node_modules", false),
+            ("/w/x/.venv/lib/python3/site-packages/.envrc", true),
+            ("/w/x/.envrc", false),
+        ] {
+            assert_eq!(is_in_dependencies(path.as_bytes(), 2), expected, "{path}");
+        }
+        assert!(!is_in_dependencies(b"/w/node_modules/x/.idea", 15));
+        // What a root is called says nothing of what lies in it.
+        assert_eq!(ProjectPart::of(b"/w/.vscode/settings.json", 10), None);
+        assert_eq!(ProjectPart::of(b"/w/.cargo/config.toml", 9), None);
+    }
+}

@@ -1,0 +1,223 @@
+//! The settings of a repository that are harmless by themselves, and the shapes of their values:
+//! those that change what git shows, how much it does at once and how it stores what it has, and
+//! neither what it runs nor where it goes. Pure: data, and who asks knows what was there before.
+
+/// Settings without a subsection whose values are words.
+const WORDS: &[(&str, &str)] = &[
+    ("am", "keepcr"),
+    ("am", "threeway"),
+    ("apply", "ignorewhitespace"),
+    ("blame", "blankboundary"),
+    ("blame", "coloring"),
+    ("blame", "date"),
+    ("blame", "showemail"),
+    ("blame", "showroot"),
+    ("checkout", "guess"),
+    ("checkout", "workers"),
+    ("column", "branch"),
+    ("column", "status"),
+    ("column", "tag"),
+    ("column", "ui"),
+    ("commit", "cleanup"),
+    ("commit", "status"),
+    ("commit", "verbose"),
+    ("core", "bigfilethreshold"),
+    ("core", "checkstat"),
+    ("core", "commitgraph"),
+    ("core", "deltabasecachelimit"),
+    ("core", "fscache"),
+    ("core", "longpaths"),
+    ("core", "loosecompression"),
+    ("core", "multipackindex"),
+    ("core", "packedgitlimit"),
+    ("core", "preloadindex"),
+    ("core", "untrackedcache"),
+    ("diff", "colormovedws"),
+    ("diff", "context"),
+    ("diff", "indentheuristic"),
+    ("diff", "interhunkcontext"),
+    ("diff", "renamelimit"),
+    ("diff", "statgraphwidth"),
+    ("diff", "submodule"),
+    ("diff", "suppressblankempty"),
+    ("diff", "wordregex"),
+    ("fetch", "showforcedupdates"),
+    ("fetch", "unpacklimit"),
+    ("gc", "aggressivedepth"),
+    ("gc", "cruftpacks"),
+    ("gc", "packrefs"),
+    ("gc", "writecommitgraph"),
+    ("grep", "column"),
+    ("grep", "extendedregexp"),
+    ("grep", "fullname"),
+    ("grep", "linenumber"),
+    ("grep", "patterntype"),
+    ("grep", "threads"),
+    ("http", "lowspeedlimit"),
+    ("http", "lowspeedtime"),
+    ("http", "maxrequests"),
+    ("http", "postbuffer"),
+    ("log", "follow"),
+    ("maintenance", "auto"),
+    ("maintenance", "strategy"),
+    ("merge", "autostash"),
+    ("merge", "branchdesc"),
+    ("merge", "directoryrenames"),
+    ("merge", "renamelimit"),
+    ("mergetool", "keepbackup"),
+    ("mergetool", "keeptemporaries"),
+    ("pack", "compression"),
+    ("pack", "deltacachesize"),
+    ("pack", "depth"),
+    ("pack", "packsizelimit"),
+    ("pack", "threads"),
+    ("pack", "window"),
+    ("pack", "windowmemory"),
+    ("pack", "writereverseindex"),
+    ("rebase", "forkpoint"),
+    ("rebase", "rebasemerges"),
+    ("repack", "usedeltabaseoffset"),
+    ("repack", "writebitmaps"),
+    ("revert", "reference"),
+    ("stash", "showincludeuntracked"),
+    ("stash", "showpatch"),
+    ("stash", "showstat"),
+    ("status", "aheadbehind"),
+    ("status", "displaycommentprefix"),
+    ("status", "relativepaths"),
+    ("status", "renames"),
+    ("status", "submodulesummary"),
+    ("submodule", "fetchjobs"),
+    ("worktree", "guessremote"),
+];
+
+/// Tools that git itself knows how to call, when somebody asks for one by name.
+const TOOLS: &[&[u8]] = &[
+    b"araxis",
+    b"bc",
+    b"diffuse",
+    b"emerge",
+    b"gvimdiff",
+    b"kdiff3",
+    b"meld",
+    b"nvimdiff",
+    b"nvimdiff3",
+    b"opendiff",
+    b"p4merge",
+    b"tkdiff",
+    b"vimdiff",
+    b"vimdiff3",
+    b"vscode",
+    b"winmerge",
+    b"xxdiff",
+];
+
+/// One without a subsection.
+pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool {
+    match (section, key) {
+        ("core", "repositoryformatversion") | ("lfs", "repositoryformatversion") => matches!(value, b"0" | b"1"),
+        (
+            "core",
+            "filemode" | "bare" | "symlinks" | "ignorecase" | "precomposeunicode" | "quotepath" | "trustctime"
+            | "sparsecheckout" | "sparsecheckoutcone",
+        ) => is_bool(value),
+        ("core", "logallrefupdates") => is_bool(value) || value == b"always",
+        ("core", "autocrlf") => is_bool(value) || value == b"input",
+        ("core", "safecrlf") => is_bool(value) || value == b"warn",
+        ("core", "eol") => matches!(value, b"lf" | b"crlf" | b"native"),
+        ("core", "abbrev" | "compression") => is_word(value),
+        ("user", "name" | "email") => true,
+        ("user", "useconfigonly") => is_bool(value),
+        ("init", "defaultbranch") => is_branch(value),
+        ("extensions", "worktreeconfig") => is_bool(value),
+        // What a file of git means depends on it: the longer form is no everyday matter.
+        ("extensions", "objectformat") => value == b"sha1",
+        ("extensions", "refstorage") => value == b"files",
+        ("branch", "autosetupmerge" | "autosetuprebase") => is_word(value),
+        ("pull", "rebase" | "ff") => is_word(value),
+        // The others push more branches than the one, or to what was set for it.
+        ("push", "default") => matches!(value, b"simple" | b"current" | b"nothing"),
+        ("push", "autosetupremote" | "followtags") => is_word(value),
+        ("merge", "conflictstyle" | "ff" | "stat" | "renames" | "log") => is_word(value),
+        ("rebase", "autostash" | "autosquash" | "updaterefs" | "stat") => is_bool(value),
+        ("fetch", "prune" | "prunetags" | "parallel" | "writecommitgraph") => is_word(value),
+        ("diff", "renames" | "algorithm" | "colormoved" | "mnemonicprefix" | "noprefix") => is_word(value),
+        ("commit" | "tag", "gpgsign") => is_bool(value) && !is_true(value),
+        ("rerere", "enabled" | "autoupdate") => is_bool(value),
+        ("submodule", "recurse") => is_bool(value),
+        ("submodule", "active") => is_relative_path(value),
+        ("gc", "auto" | "autopacklimit" | "autodetach") => is_word(value),
+        ("status", "short" | "branch" | "showstash") => is_word(value),
+        ("log", "date" | "decorate" | "abbrevcommit") => is_word(value),
+        ("color", _) => is_colour(value),
+        ("advice", _) => is_bool(value),
+        // A file of names of commits.
+        ("blame", "ignorerevsfile") => is_relative_path(value),
+        ("http", "version") => matches!(value, b"HTTP/1.1" | b"HTTP/2"),
+        ("diff" | "merge", "tool") => TOOLS.contains(&value),
+        ("gui", "wmstate" | "geometry") => is_colour(&value.iter().copied().filter(|b| *b != b'+').collect::<Vec<_>>()),
+        ("core" | "apply", "whitespace") => value
+            .split(|b| *b == b',')
+            .all(|word| is_word(word.trim_ascii_start().strip_prefix(b"-").unwrap_or(word.trim_ascii_start()))),
+        ("branch" | "tag", "sort") => is_word(value.strip_prefix(b"-").unwrap_or(value)),
+        _ => WORDS.contains(&(section, key)) && is_word(value),
+    }
+}
+
+/// One with a subsection, of what has no address.
+pub(super) fn is_harmless_named(section: &str, subsection: &[u8], key: &str, value: &[u8]) -> bool {
+    match (section, key) {
+        ("color", _) => is_colour(value),
+        // What was found of a server: how it wants to be spoken to.
+        ("lfs", "access") => matches!(value, b"basic" | b"private" | b"none"),
+        ("lfs", "locksverify") => is_bool(value),
+        ("maintenance", "enabled") => is_bool(value),
+        ("maintenance", "schedule") => matches!(value, b"hourly" | b"daily" | b"weekly"),
+        // Others name a directory of hooks.
+        ("gitflow", _) if matches!(subsection, b"branch" | b"prefix") => {
+            value.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/'))
+        }
+        _ => false,
+    }
+}
+
+pub(super) fn is_bool(value: &[u8]) -> bool {
+    let value = value.to_ascii_lowercase();
+    is_true(&value) || matches!(&value[..], b"false" | b"no" | b"off" | b"0" | b"")
+}
+
+pub(super) fn is_true(value: &[u8]) -> bool {
+    matches!(&value.to_ascii_lowercase()[..], b"true" | b"yes" | b"on" | b"1")
+}
+
+pub(super) fn is_word(value: &[u8]) -> bool {
+    !value.starts_with(b"-") && value.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.'))
+}
+
+fn is_colour(value: &[u8]) -> bool {
+    value.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b' ' | b'#' | b'-'))
+}
+
+/// Names of remotes that nobody could mean as an address or a path.
+pub(super) fn is_nick(remote: &[u8]) -> bool {
+    remote.first().is_some_and(u8::is_ascii_alphanumeric)
+        && remote.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+}
+
+pub(super) fn is_branch(branch: &[u8]) -> bool {
+    let is_odd = |b: &u8| b.is_ascii_control() || b" ~^:?*[\\".contains(b);
+    !branch.is_empty() && !branch.starts_with(b"-") && !branch.iter().any(is_odd) && are_names(branch)
+}
+
+/// A path beneath the top, through no directory of git's.
+pub(super) fn is_relative_path(path: &[u8]) -> bool {
+    !path.starts_with(b"-") && !path.starts_with(b":") && are_names(path)
+}
+
+/// Whether every component is a name, and none that of a repository.
+pub(super) fn are_names(path: &[u8]) -> bool {
+    path.split(|b| *b == b'/').all(|part| {
+        let folded = super::fold(part);
+        !matches!(part, b"" | b"." | b"..") && folded.as_ref() != b".git" && folded.as_ref() != b"git~1"
+    })
+}

@@ -1,0 +1,143 @@
+//! What a name is: guarded, judged by what it says, or known to mean nothing.
+
+use stockade_model::Operation;
+
+use super::{Powers, covers, deepest, prefix_ends};
+use crate::guards::fold;
+use crate::guards::git_part::{GitPart, Judged};
+use crate::guards::project_part::{ProjectPart, is_in_dependencies};
+
+/// Directories of settings of editors, agents and hooks: what is in them is guarded, and they
+/// themselves mean nothing.
+const SETTINGS_DIRECTORIES: [&str; 18] = [
+    ".agents",
+    ".amazonq",
+    ".claude",
+    ".codex",
+    ".continue",
+    ".copilot",
+    ".cursor",
+    ".devcontainer",
+    ".fleet",
+    ".gemini",
+    ".idea",
+    ".kiro",
+    ".opencode",
+    ".qwen",
+    ".roo",
+    ".vscode",
+    ".windsurf",
+    ".zed",
+];
+
+impl Powers {
+    /// What `path` is in the directory of a repository whose parts are judged by what they
+    /// are and say. None where it is guarded, or free, as any other name.
+    pub(crate) fn git_part(&self, path: &[u8]) -> Option<GitPart> {
+        if !self.judges || self.is_staged(path) || self.in_private_tree(path) {
+            return None;
+        }
+        let root = deepest(&self.writable, path)?.len();
+        let (top, part) = GitPart::of(path, root)?;
+        (self.names.matches(&path[..top]).is_some() && !self.is_guarded_above(path, root, top)).then_some(part)
+    }
+
+    /// How what gets the name `path` is judged, if it is.
+    pub(crate) fn judged(&self, path: &[u8]) -> Option<Judged> {
+        if let Some(part) = self.git_part(path) {
+            return part.judged();
+        }
+        if path.ends_with(b"/.gitmodules") && self.judges && !self.is_staged(path) && !self.in_private_tree(path) {
+            let root = deepest(&self.writable, path)?.len();
+            return (!self.is_guarded_above(path, root, path.len())).then_some(Judged::Modules);
+        }
+        match self.project_part(path)? {
+            ProjectPart::File(file) => Some(Judged::Project(file)),
+            ProjectPart::Directory | ProjectPart::Passing => None,
+        }
+    }
+
+    /// What `path` is among the settings of a project, where these are guarded.
+    fn project_part(&self, path: &[u8]) -> Option<ProjectPart> {
+        let root = deepest(&self.writable, path)?.len();
+        let (unit, part) = ProjectPart::of(path, root)?;
+        let is_judged = self.judges && !self.is_staged(path) && !self.in_private_tree(path);
+        (is_judged && self.names.matches(&path[..unit]).is_some() && !self.is_guarded_above(path, root, unit))
+            .then_some(part)
+    }
+
+    /// Whether what `path` is called says what it is, whatever lies beside it.
+    pub(crate) fn is_known_part(&self, path: &[u8]) -> bool {
+        self.git_part(path).is_some_and(|part| !part.is_in_store() && part != GitPart::Guarded)
+    }
+
+    /// Whether a shorter path than `end` bytes beneath the root is guarded.
+    fn is_guarded_above(&self, path: &[u8], root: usize, end: usize) -> bool {
+        prefix_ends(path).into_iter().any(|at| at > root && at < end && self.names.matches(&path[..at]).is_some())
+    }
+
+    /// Whether `path` is, or lies in, something with a guarded name; granted or not.
+    pub(crate) fn has_guarded_name(&self, path: &[u8]) -> bool {
+        if self.git_part(path).is_some_and(GitPart::is_free) {
+            return false;
+        }
+        let above = if covers(&self.workspace, path) { self.workspace.len() } else { 0 };
+        prefix_ends(path).into_iter().any(|end| end > above && self.names.matches(&path[..end]).is_some())
+    }
+
+    /// Whether `path` lies in a writable root, and in no directory that a version control system
+    /// or the engine has for itself.
+    pub(crate) fn is_of_work_tree(&self, path: &[u8]) -> bool {
+        const OWN: [&[u8]; 5] = [b".git", b".hg", b".svn", b".jj", b".stockade"];
+        let beneath = self.root_length(path).map(|length| &path[length..]);
+        !self.is_staged(path)
+            && !self.in_private_tree(path)
+            && beneath.is_some_and(|beneath| {
+                beneath.split(|b| *b == b'/').all(|name| !OWN.iter().any(|own| fold(name) == *own))
+            })
+    }
+
+    /// Whether `path` is, or lies in, a directory of settings of an editor or an agent which says
+    /// nothing by being there, and no other guarded name is above it.
+    pub(crate) fn is_directory_of_settings(&self, path: &[u8]) -> bool {
+        let Some(length) = self.root_length(path) else { return false };
+        let mut units = prefix_ends(path)
+            .into_iter()
+            .filter(|end| *end > length)
+            .filter_map(|end| self.names.matches(&path[..end]));
+        self.is_of_work_tree(path)
+            && units.next().is_some_and(|unit| SETTINGS_DIRECTORIES.contains(&unit.as_str()))
+            && units.next().is_none()
+    }
+
+    /// Whether `path` lies in a directory of dependencies: settings there are nobody's who works
+    /// in the project.
+    pub(crate) fn is_in_dependencies(&self, path: &[u8]) -> bool {
+        self.is_of_work_tree(path) && self.root_length(path).is_some_and(|length| is_in_dependencies(path, length))
+    }
+
+    /// Whether what `path` is called says that this may be done to it, guarded or not.
+    pub(super) fn permits_by_name(&self, operation: Operation, path: &[u8]) -> bool {
+        match self.git_part(path) {
+            Some(part) => part.permits(operation),
+            None => match self.project_part(path) {
+                Some(part) => part.permits(operation),
+                // As with what is judged in the directory of a repository.
+                None => operation == Operation::Remove && self.judged(path).is_some(),
+            },
+        }
+    }
+
+    /// The deepest protected unit strictly beneath `root` that holds `path`.
+    pub(super) fn boundary<'p>(&self, root: &[u8], path: &'p [u8]) -> Option<(&'p [u8], String)> {
+        let mut ends = prefix_ends(path);
+        ends.reverse();
+        for end in ends.into_iter().filter(|end| *end > root.len()) {
+            let prefix = &path[..end];
+            if let Some(name) = self.names.matches(prefix) {
+                return Some((prefix, name));
+            }
+        }
+        None
+    }
+}
