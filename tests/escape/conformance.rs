@@ -11,6 +11,7 @@ use crate::launch;
 use crate::row::Control::{None as NoControl, Own, Same, Text};
 use crate::row::Power::{Ordinary, Root};
 use crate::row::{Control, Launch, ROW, Row, Seen};
+use crate::rows_fs::settings_that_say_something;
 use crate::rows_proc::{SIGNALS, no_keystrokes};
 use crate::special;
 
@@ -232,9 +233,14 @@ pub const ROWS: &[Row] = &[
         judge: |s| {
             let modules = fs::read_to_string(s.lab.path("ws/.gitmodules")).unwrap_or_default();
             let written = (!modules.is_empty()).then(|| format!("written: {modules}"));
-            worked(s).into_iter().chain(written).collect()
+            // A comment is all that the README says to those that read settings.
+            let text = |name: &str| fs::read_to_string(s.lab.path(&format!("ws/{name}"))).unwrap_or_default();
+            let says = |name: &&str| !text(name).is_empty() && text(name) != text("README.md");
+            let said =
+                [".npmrc", "rust-toolchain"].into_iter().filter(says).map(|name| format!("{name}: {}", text(name)));
+            worked(s).into_iter().chain(written).chain(settings_that_say_something(s)).chain(said).collect()
         },
-        may_change: &["ws/sub/deep/.git", "ws/.gitmodules"],
+        may_change: &["ws/sub/deep/.git", "ws/.gitmodules", "ws/.vscode", "ws/.npmrc", "ws/rust-toolchain"],
         control: Same(Ordinary, "ws/.codex created"),
         ..ROW
     },

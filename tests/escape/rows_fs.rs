@@ -8,7 +8,7 @@ use stockade_tests::Level;
 
 use crate::row::Control::{None as NoControl, Own, Same, Text};
 use crate::row::Power::{Ordinary, OwnNamespaces, Root};
-use crate::row::{Launch, ROW, Row};
+use crate::row::{Launch, ROW, Row, Seen};
 use crate::special;
 
 /// What a minimal `/dev` may hold.
@@ -110,7 +110,14 @@ pub const ROWS: &[Row] = &[
     },
     Row { id: "esc-0031", control: Own, special: Some(special::linked_worktree), ..ROW },
     Row { id: "esc-0032", control: Same(Ordinary, "ws/.sandbox/config.toml"), ..ROW },
-    Row { id: "esc-0033", control: Same(Ordinary, "ws/.vscode/tasks.json"), ..ROW },
+    // Settings that say nothing are written.
+    Row {
+        id: "esc-0033",
+        judge: settings_that_say_something,
+        may_change: &["ws/.vscode"],
+        control: Same(Ordinary, "ws/.mcp.json"),
+        ..ROW
+    },
     Row {
         id: "esc-0034",
         prepare: |lab| lab.write("ws/.GIT/hooks/keep", "").map(drop),
@@ -297,3 +304,10 @@ pub const ROWS: &[Row] = &[
         ..ROW
     },
 ];
+
+/// Settings of an editor that are not empty.
+pub fn settings_that_say_something(seen: &Seen<'_>) -> Vec<String> {
+    let files = fs::read_dir(seen.lab.path("ws/.vscode")).into_iter().flatten().flatten();
+    let said = files.map(|file| (file.path(), fs::read_to_string(file.path()).unwrap_or_default()));
+    said.filter(|(_, text)| text.trim() != "{}").map(|(path, text)| format!("{}: {text}", path.display())).collect()
+}

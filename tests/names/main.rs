@@ -25,6 +25,7 @@ mod rows_git;
 mod rows_held;
 mod rows_judged;
 mod rows_linked;
+mod rows_project;
 mod rows_pushed;
 mod rows_settings;
 mod rows_ways;
@@ -123,6 +124,7 @@ fn tasks(counts: &Counts) -> Vec<Task> {
         rows_closed::ROWS,
         rows_pushed::ROWS,
         rows_bare::ROWS,
+        rows_project::ROWS,
     ]
     .concat();
     let ordinary = rows_work::ROWS
@@ -132,6 +134,7 @@ fn tasks(counts: &Counts) -> Vec<Task> {
         .chain(rows_closed::WORK)
         .chain(rows_pushed::WORK)
         .chain(rows_bare::WORK)
+        .chain(rows_project::WORK)
         .copied()
         .map(Work::Ordinary);
     let works = trees.chain([Work::Races]).chain(rows.into_iter().map(Work::Row)).chain(ordinary);

@@ -310,12 +310,7 @@ pub const ROWS: &[Row] = &[
         attack: "rc >t.json",
         ..READ
     },
-    Row {
-        id: "husky-shipped-sub",
-        prepare: "mkdir -p sub h; ln -s ../h sub/.husky",
-        attack: "mkhook h/pre-commit",
-        ..READ
-    },
+    Row { id: "idea-shipped-sub", prepare: "mkdir -p sub h; ln -s ../h sub/.idea", attack: "rc >h/x", ..READ },
     Row { id: "gitmodules-shipped", prepare: "mkdir sub; ln -s ../m sub/.gitmodules", attack: "rc >m", ..READ },
     Row { id: "socket-bound", attack: "$ACTS bind .envrc", ask: &[There(".envrc")], ..ROW },
     Row { id: "socket-moved", attack: "$ACTS bind x; mv x .envrc", ask: &[There(".envrc")], ..ROW },

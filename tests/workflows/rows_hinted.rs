@@ -105,14 +105,14 @@ pub const ALL: &[Workflow] = &[
     Workflow {
         id: "hinted-compiler-wrapper",
         before: "mkdir .cargo",
-        work: "printf '[build]\\nrustc-wrapper = \"sccache\"\\n' >.cargo/config.toml",
+        work: "printf '[build]\\nrustc-wrapper = \"sccache\"\\n' >.cargo/config.toml; sleep 0.2; grep sccache .cargo/config.toml",
         after: "grep sccache .cargo/config.toml",
         ..NEW
     },
     Workflow {
         id: "hinted-task-of-an-editor",
         before: "mkdir .vscode",
-        work: "echo '{\"version\":\"2.0.0\",\"tasks\":[{\"label\":\"x\",\"command\":\"x\",\"runOptions\":{\"runOn\":\"folderOpen\"}}]}' >.vscode/tasks.json",
+        work: "echo '{\"version\":\"2.0.0\",\"tasks\":[{\"label\":\"x\",\"command\":\"x\",\"runOptions\":{\"runOn\":\"folderOpen\"}}]}' >.vscode/tasks.json; sleep 0.2; grep folderOpen .vscode/tasks.json",
         after: "grep folderOpen .vscode/tasks.json",
         ..NEW
     },
