@@ -2,7 +2,7 @@
 //! what carries code never gets such a name, and what is harmless gets it without a word. What is
 //! refused to git is left out, and git goes on.
 
-use crate::oracle::Tool::{Npm, Person, Reader};
+use crate::oracle::Tool::{Npm, Person, Reader, There};
 use crate::row::{ROW, Row, Then};
 
 const READ: Row = Row { ask: &[Reader], ..ROW };
@@ -179,6 +179,22 @@ E",
         ),
         ..READ
     },
+    // In profile `strict` what runs code later is as all else that is guarded.
+    Row {
+        id: "project-strict",
+        options: &["--profile", "strict"],
+        attack: "echo x >Makefile; echo '{}' >x; mv x package.json; mkdir -p .github sub/.vscode; mkdir .github/workflows && echo x >.github/workflows/a.yml; echo '{}' >sub/.vscode/tasks.json; echo x >y; ln y build.rs; ln -s y conftest.py; cp -r sub other; mv other/.vscode .",
+        ask: &[
+            There("Makefile"),
+            There("package.json"),
+            There(".github/workflows"),
+            There("sub/.vscode/tasks.json"),
+            There(".vscode/tasks.json"),
+            There("build.rs"),
+            There("conftest.py"),
+        ],
+        ..ROW
+    },
     // What the person's own hook runs.
     Row {
         id: "project-checks",
@@ -274,6 +290,13 @@ pub const WORK: &[Row] = &[
         id: "project-work-hundred",
         prepare: concat!("cat >table <<'ENDOFTABLE'\n", include_str!("harmless.txt"), "ENDOFTABLE\n"),
         attack: MAKE_ALL,
+        ..ROW
+    },
+    Row {
+        id: "project-work-strict",
+        options: &["--profile", "strict"],
+        prepare: "echo all: >Makefile; git init -q -b main; git add .; git commit -qm x",
+        attack: "mkdir src; echo x >src/main.c; git add .; git commit -qm y; grep -q all Makefile; echo '{}' >.npmrc || :; git status --short; rm src/main.c; git checkout -q .; [ -e src/main.c ]",
         ..ROW
     },
     Row {

@@ -141,7 +141,7 @@ pub struct RunArgs {
 /// What commands are run with.
 #[derive(Args, Clone, Debug)]
 pub struct Terms {
-    /// The powers to run with: `read-only`, `workspace`, or one from the configuration.
+    /// The powers to run with: `read-only`, `strict`, `workspace`, or one from the configuration.
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
     /// One added power, e.g. 'write ~/.cache/pip' or 'connect pypi.org:443', a group of hosts,

@@ -443,7 +443,7 @@ fn write_file(world: &World, text: &str) -> PathBuf {
 fn tables_are_those_that_are_committed() {
     let world = World::new("");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for profile in ["read-only", "workspace", "host"] {
+    for profile in ["read-only", "strict", "workspace", "host"] {
         let shown = world.policy(&["table", "--profile", profile]);
         let committed = fs::read_to_string(root.join(format!("policies/tables/{profile}.txt"))).unwrap();
         assert_eq!(shown.out, committed, "{profile}");

@@ -26,6 +26,7 @@ mod plan;
 mod profile;
 mod program;
 mod project_files;
+mod protected_names;
 pub mod quantity;
 mod reading;
 mod report;
@@ -52,11 +53,10 @@ pub use limit::{Limit, Limits};
 pub use network::{ConnectionEnd, ConnectionRecord, Host, HostError, HostName, HostUse, Target};
 pub use outcome::{AttemptRecord, Decision, Outcome, RequestedGrant, Staged, Status, Usage, Verdict};
 pub use plan::{OWN_TREES, Plan};
-pub use profile::{
-    CacheSharing, DEFAULT_PROTECTED_NAMES, DEFAULT_UNDO_BYTES, Environment, Filesystem, Network, Profile, ToolCache,
-};
+pub use profile::{CacheSharing, DEFAULT_UNDO_BYTES, Environment, Filesystem, Network, Profile, ToolCache};
 pub use program::{ExecRules, ProgramPattern, ProgramPatternError};
 pub use project_files::{PROJECT_FILES, is_project_file};
+pub use protected_names::{DEFAULT_PROTECTED_NAMES, NameClass, PROTECTED_NAMES, is_judged_name};
 pub use reading::ReadAccess;
 pub use report::{EnforcementReport, LayerReport, LayerState, Level};
 pub use request::{CallerApproval, Command, Request, SandboxPreference};

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
-use stockade_model::{CacheSharing, DEFAULT_PROTECTED_NAMES, ToolCache};
+use stockade_model::{CacheSharing, DEFAULT_PROTECTED_NAMES, PROJECT_FILES, ToolCache};
 
 use crate::egress::EgressSpec;
 use crate::error::ConfigError;
@@ -16,9 +16,10 @@ use crate::shipped_text::{CacheEntry, Group, ListName, ShippedFile, read};
 use crate::spec::{LimitsSpec, Origin, ProfileSpec, Sourced};
 use crate::text::{ConfigPath, DropPattern, PassPattern, ProtectedName, TextError, VariableName};
 
-const PROFILES: [(&str, &str, &str); 3] = [
+const PROFILES: [(&str, &str, &str); 4] = [
     ("read-only", "read-only.toml", include_str!("../../../policies/read-only.toml")),
     ("workspace", "workspace.toml", include_str!("../../../policies/workspace.toml")),
+    ("strict", "strict.toml", include_str!("../../../policies/strict.toml")),
     ("host", "host.toml", include_str!("../../../policies/host.toml")),
 ];
 const CREDENTIALS: (&str, &str) = ("credentials.toml", include_str!("../../../policies/credentials.toml"));
@@ -48,6 +49,7 @@ pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, Con
                 }
                 ListName::Credentials => add(&mut spec, credentials.clone()),
                 ListName::Environment => add(&mut spec, environment.clone()),
+                ListName::ProjectFiles => spec.protect.extend(project_files()),
             }
         }
         add(&mut spec, own);
@@ -91,6 +93,7 @@ pub(crate) fn credential_groups() -> &'static [(Vec<&'static str>, &'static str)
 }
 
 const LIMITS_REASON: &str = "a bound that ordinary work does not meet";
+const PROJECT_FILES_REASON: &str = "runs when somebody builds, tests or installs the project";
 const PROTECT_REASON: &str = "carries code or configuration that the host later trusts";
 
 fn empty(content: &ShippedFile) -> ProfileSpec {
@@ -118,6 +121,14 @@ fn empty(content: &ShippedFile) -> ProfileSpec {
         limits: LimitsSpec::default(),
         egress: EgressSpec::default(),
     }
+}
+
+/// The names of files of a project that run code later.
+fn project_files() -> impl Iterator<Item = Sourced<ProtectedName>> {
+    let origin = || Origin::Shipped { file: "the list of files that run code later", reason: PROJECT_FILES_REASON };
+    PROJECT_FILES
+        .iter()
+        .map(move |(name, _)| Sourced::new(ProtectedName(name.trim_end_matches('/').to_owned()), origin()))
 }
 
 /// What one file adds to a profile.
@@ -227,6 +238,7 @@ mod tests {
             Caches,
             Credentials,
             Environment,
+            ProjectFiles,
         }
 
         #[derive(Debug, Deserialize)]
@@ -251,7 +263,7 @@ mod tests {
     #[test]
     fn shipped_data_is_well_formed() {
         let profiles = profiles(Path::new("/home/u")).unwrap();
-        assert_eq!(profiles.keys().collect::<Vec<_>>(), ["host", "read-only", "workspace"]);
+        assert_eq!(profiles.keys().collect::<Vec<_>>(), ["host", "read-only", "strict", "workspace"]);
         for (name, spec) in &profiles {
             let mut hidden: Vec<_> = spec.hide.iter().map(|entry| &entry.value).collect();
             let count = hidden.len();
@@ -320,5 +332,7 @@ mod tests {
         assert_eq!(profiles["read-only"].wider_than(&profiles["workspace"]), None);
         assert_eq!(profiles["workspace"].wider_than(&profiles["read-only"]), Some("write"));
         assert_eq!(profiles["host"].wider_than(&profiles["workspace"]), Some("sandboxed"));
+        assert_eq!(profiles["strict"].wider_than(&profiles["workspace"]), None);
+        assert_eq!(profiles["workspace"].wider_than(&profiles["strict"]), Some("protect"));
     }
 }

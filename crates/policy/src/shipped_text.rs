@@ -31,6 +31,7 @@ pub(crate) enum ListName {
     Caches,
     Credentials,
     Environment,
+    ProjectFiles,
 }
 
 /// Paths, names or patterns that are there for one reason.
@@ -174,6 +175,7 @@ fn top(file: &mut ShippedFile, key: &str, value: &'static str) -> Option<()> {
                     "caches" => ListName::Caches,
                     "credentials" => ListName::Credentials,
                     "environment" => ListName::Environment,
+                    "project-files" => ListName::ProjectFiles,
                     _ => return None,
                 });
             }

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use stockade_model::{ApprovalMode, Event, Outcome, SandboxRecord};
+use stockade_model::{ApprovalMode, Event, NameClass, Outcome, PROJECT_FILES, PROTECTED_NAMES, SandboxRecord};
 use stockade_policy::examples::ExampleFile;
 use stockade_policy::table::{self, Situation};
 use stockade_policy::{ConfigFile, Layer, LayerText, OwnDirectories, Settings};
@@ -79,7 +79,7 @@ fn example_schema_is_fresh() {
 fn decision_tables_are_fresh_and_complete() {
     let settings = Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
     let profiles: Vec<&str> = settings.profiles().map(|(name, _)| name).collect();
-    assert_eq!(profiles, ["host", "read-only", "workspace"], "a shipped policy without a table");
+    assert_eq!(profiles, ["host", "read-only", "strict", "workspace"], "a shipped policy without a table");
     for profile in profiles {
         let text = table::table(&settings, profile);
         check(&format!("policies/tables/{profile}.txt"), &text);
@@ -183,9 +183,44 @@ fn reference() -> String {
         let _ = writeln!(text, "| `{name}` | {summary} |");
     }
     text.push_str(PROFILES);
+    text.push_str("\n### Protected names\n");
+    text.push_str(&protected());
     for (key, title) in [("hide", "### Hidden paths"), ("env.pass", "### Variables that pass")] {
         let _ = write!(text, "\n{title}\n\n| What | Why |\n|---|---|\n");
         text.push_str(&listed(&settings, key));
+    }
+    text
+}
+
+/// Protected names and files that run code later, by what is done about them.
+fn protected() -> String {
+    let of = |class: NameClass| {
+        let all = PROTECTED_NAMES.iter().filter(move |(_, own, _)| *own == class);
+        all.map(|(name, _, tool)| (*name, *tool)).collect::<Vec<_>>()
+    };
+    let parts = [
+        ("Written with a grant alone: settings of the engine and of agents.", of(NameClass::Agent)),
+        ("Written with a grant alone: what runs by itself, and no review shows.", of(NameClass::Runs)),
+        ("As these, but what says nothing that runs is written without a question.", of(NameClass::Judged)),
+        (
+            "Written freely, and told; in profile `strict` with a grant alone: what runs when somebody builds, tests or \
+             installs the project.",
+            PROJECT_FILES.to_vec(),
+        ),
+    ];
+    let mut text = String::new();
+    for (what, names) in parts {
+        let _ = write!(text, "\n{what}\n\n| Obeyed by | Names |\n|---|---|\n");
+        let mut tools: Vec<(&str, Vec<String>)> = Vec::new();
+        for (name, tool) in names {
+            match tools.iter_mut().find(|(known, _)| *known == tool) {
+                Some((_, names)) => names.push(format!("`{name}`")),
+                None => tools.push((tool, vec![format!("`{name}`")])),
+            }
+        }
+        for (tool, names) in tools {
+            let _ = writeln!(text, "| {tool} | {} |", names.join(" "));
+        }
     }
     text
 }

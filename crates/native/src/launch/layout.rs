@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
-use stockade_model::{Plan, RawText};
+use stockade_model::{Plan, RawText, is_judged_name};
 use stockade_sys::Errno;
 
 use super::error::LaunchError;
@@ -421,35 +421,18 @@ pub(super) fn refuse_planted_link(plan: &Plan, path: &Path, real: &Path) -> Resu
     Err(LaunchError::Path { path: path.to_owned(), why })
 }
 
-/// What git and other tools replace by a rename, which no mount allows, or write beneath. The
-/// broker judges each by what it says.
-const JUDGED: &[&str] = &[
-    ".git",
-    ".git/config",
-    ".git/config.worktree",
-    ".git/commondir",
-    ".git/modules",
-    ".git/worktrees",
-    ".gitmodules",
-    ".vscode",
-    ".npmrc",
-    ".yarnrc.yml",
-    ".tool-versions",
-    "rust-toolchain",
-    "rust-toolchain.toml",
-    ".cargo/config",
-    ".cargo/config.toml",
-];
-
 /// The protected names that exist directly where a writable root makes them
 /// reachable. Links are left to the broker: binding one would bind its target.
 fn protected_units(roots: &[PathBuf], protect: &[String], presence: &mut Presence) -> Vec<PathBuf> {
     let mut units = Vec::new();
+    // What is judged is replaced by a rename, which no mount allows, or written beneath: the
+    // broker judges each.
+    let covered: Vec<&String> = protect.iter().filter(|entry| !is_judged_name(entry)).collect();
     for root in roots {
         let Ok(held) = openat(CWD, root, OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY, Mode::empty()) else {
             continue;
         };
-        for entry in protect.iter().filter(|entry| !JUDGED.contains(&entry.as_str())) {
+        for entry in &covered {
             let parts: Vec<&OsStr> = Path::new(entry).iter().collect();
             // The root itself may be the beginning of the entry: `.git` for `.git/hooks`.
             for shared in (0..parts.len()).filter(|shared| ends_with(root, &parts[..*shared])) {

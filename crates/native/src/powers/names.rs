@@ -62,8 +62,10 @@ impl Powers {
         let root = deepest(&self.writable, path)?.len();
         let (unit, part) = ProjectPart::of(path, root)?;
         let is_judged = self.judges && !self.is_staged(path) && !self.in_private_tree(path);
-        (is_judged && self.names.matches(&path[..unit]).is_some() && !self.is_guarded_above(path, root, unit))
-            .then_some(part)
+        // A profile may guard one of the files by its own name.
+        let is_apart = unit < path.len() && self.names.matches(path).is_some();
+        let is_unit = self.names.matches(&path[..unit]).is_some() && !self.is_guarded_above(path, root, unit);
+        (is_judged && is_unit && !is_apart).then_some(part)
     }
 
     /// Whether what `path` is called says what it is, whatever lies beside it.
