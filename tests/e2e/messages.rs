@@ -44,7 +44,11 @@ fn a_program_that_cannot_be_executed_is_named_detached_or_not() {
 fn an_unknown_profile_is_a_mistake_of_the_command_line() {
     let world = World::new(stockade_testkit::User::available()[0]);
     for options in [&["--profile", "nope"][..], &["--detach", "--profile", "nope"]] {
-        says(&world.run(&world.stockade(options, &["true"])), 125, &["no profile `nope`", "`read-only`, `strict`, `workspace`"]);
+        says(
+            &world.run(&world.stockade(options, &["true"])),
+            125,
+            &["no profile `nope`", "`read-only`, `strict`, `workspace`"],
+        );
     }
     says(&stockade(&world, &["check", "--profile", "nope", "--", "true"]), 125, &["no profile `nope`"]);
 }

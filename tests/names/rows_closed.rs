@@ -2,7 +2,7 @@
 //! than anybody counts, a directory that the run has closed and opens again. And addresses of
 //! remotes at which git finds more than was looked at.
 
-use crate::oracle::Tool::Person;
+use crate::oracle::Tool::{Person, Reader};
 use crate::row::{ROW, Row, Then};
 use crate::rows_ways::{IN_OWN_DIRECTORY, WITH_HOOKS, WITH_SECRETS};
 
@@ -189,10 +189,25 @@ pub const ROWS: &[Row] = &[
         ask: &[Person("git push -q y main || true")],
         ..WITH_ORIGIN
     },
+    // What was closed before the run is opened by it and looked at before anything is written.
+    Row {
+        id: "closed-opened",
+        prepare: "mkdir -p nr b; ln -s ../b nr/.cargo; chmod 000 nr",
+        attack: "p() { echo STOCKADE-PLANTED >b/config.toml; echo STOCKADE-PLANTED >x; mv x b/config.toml; ln x b/config.toml; }; \
+                 p; chmod 400 nr; p; chmod 100 nr; p; chmod 500 nr; p; chmod 000 nr; p; chmod 777 nr; p; chmod 755 nr; p; mkdir b2; mv b2 b",
+        ask: &[Reader],
+        ..ROW
+    },
 ];
 
 /// Ordinary work.
 pub const WORK: &[Row] = &[
+    Row {
+        id: "closed-work-opened",
+        prepare: "mkdir -p nr/deep; echo x >nr/f; chmod 000 nr/deep; chmod 000 nr",
+        attack: "touch y || :; chmod u+rx nr; chmod 755 nr/deep; touch y; grep -q x nr/f; chmod 755 nr; rm -r nr; [ ! -e nr ]; [ -e y ]",
+        ..ROW
+    },
     Row {
         id: "closed-work-modes",
         attack: "mkdir -p d/e; chmod 000 d; chmod 755 d; mkdir -m 0 s; rmdir s; mkdir m; chmod 500 m; ln -s m l; chmod 700 m; ln -s /root/x away; ln -s d/e/../f up; touch d/f; test -e up; ln -s loop loop; ln -s b a; ln -s a b; mkdir n; mv loop n; mv n n2",

@@ -265,6 +265,17 @@ pub const WORK: &[Row] = &[
                  echo q >>README; git stash -q; ! grep -q q README; git stash pop -q; grep -q q README; cd ..; rm -rf c; [ ! -e c ]",
         ..ROW
     },
+    // The directories of what was left out are there, empty.
+    Row {
+        id: "project-work-merge",
+        prepare: concat!(
+            project!(),
+            "; git clone -q src c; cd c; rm .claude/settings.json .devcontainer/devcontainer.json sub/.idea/x.xml .envrc"
+        ),
+        workspace: "c",
+        attack: "git merge -q -m m origin/other; grep -q y README; [ -n \"$(git log --oneline | grep two)\" ]; echo q >>README; git stash -q; ! grep -q q README; git stash pop -q; grep -q q README; git checkout -q -- .; ! grep -q q README",
+        ..ROW
+    },
     // What the person has checked out and a run may not change stays as it is.
     Row {
         id: "project-work-checkout",

@@ -30,9 +30,6 @@ const OTHER_DESCRIPTORS: u64 = 256;
 /// rename, and every protected name that a directory carries.
 const MAX_ROUNDS: u8 = 8;
 
-/// What the rule of a refusal says more, where the program went on as if there was none.
-const LEFT_OUT: &str = "; left out";
-
 /// Something that waits for an answer.
 pub(super) struct Waiter {
     wanted: Wanted,
@@ -81,7 +78,7 @@ impl Service {
         let Some(key) = key.filter(|_| self.holds_calls && deed.is_some()) else {
             let done = deed.as_ref().and_then(|deed| self.leave_out(deed, &|| caller.program()));
             if done.is_some() {
-                denied.refusal.rule.push_str(LEFT_OUT);
+                denied.refusal.rule.push_str(self.told_of(deed.as_ref()));
             }
             self.record(caller, denied);
             return self.end_refused(id, done);

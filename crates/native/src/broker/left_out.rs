@@ -8,9 +8,9 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
-use std::os::fd::AsFd;
+use std::ffi::CString;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, mkdirat, openat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat2};
 use stockade_model::Operation;
 use stockade_sys::Errno;
 
@@ -68,6 +68,18 @@ impl Service {
         }
     }
 
+    /// What the rule of a refusal says more, where the program went on as if there was none.
+    pub(super) fn told_of(&self, deed: Option<&Deed>) -> &'static str {
+        match deed {
+            Some(Deed::Open { place, .. } | Deed::Remove { place, .. })
+                if !self.powers.is_in_dependencies(&place.path()) =>
+            {
+                "; left out, as `git status` shows"
+            }
+            _ => "; left out",
+        }
+    }
+
     /// Keeps a file, and notes that it is said to be gone.
     fn keep_as_gone(&self, place: &Place) -> Result<Step, Errno> {
         match FileType::from_raw_mode(fstat(place.step()?)?.st_mode) {
@@ -91,10 +103,12 @@ impl Service {
         if !wish.creates() || wish.only_reads() || place.step().is_ok() && !self.said_gone.holds(place) {
             return Err(Errno::ACCESS);
         }
-        let path = place.path();
+        // At level full what is guarded is mounted read-only: the file lies in the workspace.
+        let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
+        let workspace = CString::new(self.powers.workspace()).map_err(|_| Errno::INVAL)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::from_bits_retain(wish.mode_of_new().bits() & 0o777);
-        let file = openat(self.through(place, &path).as_fd(), c".", flags, mode)?;
+        let file = openat2(&first.root, workspace, flags, mode, ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS)?;
         Ok(Step::Done(finish(file, wish)?))
     }
 

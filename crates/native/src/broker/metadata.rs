@@ -18,7 +18,7 @@ use super::service::{Failure, Service, native_access, refused};
 use super::table::Shape;
 use super::view::Through;
 use super::walk::Object;
-use crate::powers::Verdict;
+use crate::powers::{Verdict, to_path};
 
 /// `XATTR_NAME_MAX` with its NUL.
 const MAX_ATTRIBUTE_NAME: usize = 256;
@@ -80,12 +80,18 @@ impl Service {
         if object.kind() == FileType::Symlink && matches!(change, Change::Mode(_)) {
             return Err(Errno::OPNOTSUPP.into());
         }
-        if !matches!(change, Change::Length(_)) && !self.is_harmless(object, change) {
+        let is_opened = self.opens_closed(object, change);
+        if !matches!(change, Change::Length(_)) && !is_opened && !self.is_harmless(object, change) {
             self.permit_change(object)?;
         }
         match change {
             Change::Length(length) => self.truncate(object, *length)?,
-            Change::Mode(mode) => self.change_mode(object, *mode)?,
+            Change::Mode(mode) => {
+                self.change_mode(object, *mode)?;
+                if is_opened {
+                    self.surveys.borrow_mut().forget_closed();
+                }
+            }
             Change::Owner { user, group } => {
                 if !self.is_mapped(*user, *group) {
                     return Err(Errno::INVAL.into());
@@ -145,6 +151,22 @@ impl Service {
             && self.powers.is_known_part(&object.path)
             && self.refusal_of_place(Operation::Metadata, &object.path).is_none()
             && self.permit_linked(stat, &object.path, Operation::Metadata).is_ok()
+    }
+
+    /// Whether this opens a directory that the survey could not look into: nothing was let happen
+    /// in its tree so far, and all of that is looked at anew.
+    fn opens_closed(&self, object: &Object, change: &Change) -> bool {
+        const LOOK: u32 = 0o500;
+        let (Change::Mode(mode), stat) = (change, &object.stat) else { return false };
+        object.kind() == FileType::Directory
+            && stat.st_uid == self.own_user()
+            && mode & LOOK == LOOK
+            && stat.st_mode & LOOK != LOOK
+            && mode & WRITABLE_BY_OTHERS & !stat.st_mode == 0
+            && self.make_surveys().is_ok()
+            && self.surveys.borrow().are_closed(&object.path)
+            && self.powers.decide(Operation::Metadata, &to_path(&object.path), &|path| self.exists(path))
+                == Verdict::Allow
     }
 
     fn truncate(&self, object: &Object, length: u64) -> Result<(), Failure> {

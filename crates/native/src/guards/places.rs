@@ -263,6 +263,17 @@ impl Surveys {
         named_by_repository(view, repository, top, home).all().any(|place| covers(top, place))
     }
 
+    /// Whether `path` lies in a tree that could not be surveyed for a directory that is closed.
+    pub(crate) fn are_closed(&self, path: &[u8]) -> bool {
+        self.trees.iter().any(|(tree, survey)| matches!(survey, Err(SurveyError::Closed(_))) && covers(tree, path))
+    }
+
+    /// Forgets those trees: they are surveyed anew before anything is done in them.
+    pub(crate) fn forget_closed(&mut self) {
+        self.trees.retain(|(_, survey)| !matches!(survey, Err(SurveyError::Closed(_))));
+        self.roots = 0;
+    }
+
     /// Why a tree could not be surveyed.
     pub(crate) fn error(&self) -> Option<&SurveyError> {
         self.trees.iter().find_map(|(_, survey)| survey.as_ref().err())

@@ -220,6 +220,11 @@ fn is_harmless_cargo(section: &str, key: &str, value: &toml::Value) -> bool {
     let is_switch = value.is_bool() || value.is_integer();
     match (section, key) {
         ("build", "jobs" | "incremental" | "pipelining") => is_switch,
+        ("build", "rustflags") => are_lints(value),
+        ("build", "target-dir") => value.as_str().is_some_and(is_plain_word),
+        ("target", _) => {
+            value.as_table().is_some_and(|keys| keys.iter().all(|(key, value)| key == "rustflags" && are_lints(value)))
+        }
         // A file of that end would say which linker is run.
         ("build", "target") => value.as_str().is_some_and(|word| is_plain_word(word) && !word.ends_with(".json")),
         ("net", "retry" | "offline") => is_switch,
@@ -232,6 +237,34 @@ fn is_harmless_cargo(section: &str, key: &str, value: &toml::Value) -> bool {
         }
         _ => false,
     }
+}
+
+/// Flags of the compiler that say how strict it is, and for which processor it compiles.
+fn are_lints(value: &toml::Value) -> bool {
+    let words: Vec<&str> = match value {
+        toml::Value::String(text) => text.split(' ').collect(),
+        toml::Value::Array(all) => all.iter().map(|word| word.as_str().unwrap_or("?")).collect(),
+        _ => return false,
+    };
+    let is_lint = |word: &str| {
+        word.starts_with(|c: char| c.is_ascii_alphabetic())
+            && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_:".contains(c))
+    };
+    let is_processor = |word: &str| word.strip_prefix("target-cpu=").is_some_and(is_plain_word);
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        let (flag, joined) = word.split_at_checked(2).unwrap_or((word, ""));
+        let rest = if joined.is_empty() { words.next().unwrap_or_default() } else { joined };
+        let is_harmless = match flag {
+            "-D" | "-W" | "-A" => is_lint(rest),
+            "-C" => is_processor(rest),
+            _ => false,
+        };
+        if !is_harmless {
+            return false;
+        }
+    }
+    true
 }
 
 fn is_of_profile(key: &str, value: &toml::Value) -> bool {
@@ -542,9 +575,17 @@ mod tests {
             ),
             (
                 Cargo,
-                &["[build]\njobs = 2\n[profile.dev]\ndebug = 0", "[net]\nretry = 2\n[term]\ncolor = \"always\""],
+                &[
+                    "[build]\njobs = 2\nrustflags = [\"-D\", \"warnings\", \"-Ctarget-cpu=native\"]\ntarget-dir = \"out\"\n[profile.dev]\ndebug = 0",
+                    "[net]\nretry = 2\n[term]\ncolor = \"always\"",
+                ],
                 &[
                     "[build]\nrustc-wrapper = \"x\"",
+                    "[build]\nrustflags = [\"-Clinker=x\"]",
+                    "[build]\nrustflags = [\"-D\", \"-Clinker=x\"]",
+                    "[build]\nrustflags = [\"x.rs\"]",
+                    "[build]\ntarget-dir = \"../x\"",
+                    "[target.x]\nrunner = \"x\"",
                     "[build]\ntarget = \"x.json\"",
                     "[target.x]\nrunner = \"x\"",
                     "[env]\nA = \"b\"",

@@ -116,7 +116,10 @@ pub(crate) fn judge(file: SettingsFile, path: &[u8], before: Before<'_>, new: &[
 /// Why these settings do not pass, if they do not.
 fn fault<'s>(file: SettingsFile, path: &[u8], known: &Known<'_>, found: &'s [Setting]) -> Option<Fault<'s>> {
     if let Some(lost) = lost(file, path, known, found) {
-        return Some(Fault::Whole(format!("{} taken away", lost.name())));
+        let is_changed = found.iter().any(|new| new.is_named_as(lost));
+        let how =
+            if is_changed { "changed, which is the person's own" } else { "taken away, which is the person's own" };
+        return Some(Fault::Whole(format!("{} {how}", lost.name())));
     }
     let bad = carrying(file, path, known, found);
     if !bad.is_empty() {
@@ -550,6 +553,8 @@ mod tests {
             "",
             "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n",
             "[user]\n\tname = A B\n\temail = a@b\n",
+            "[alias]\n\tst = status -sb\n\tco = checkout\n\tlg = log --graph --oneline\n[tag]\nsort = -version:refname\n",
+            "[core]\ncommentChar = \";\"\n[format]\npretty = oneline\n[submodule]\nactive = .\n",
             "[remote \"up\"]\n\turl = https://h/x.git\n\tfetch = +refs/heads/*:refs/remotes/up/*\n",
             "[remote \"up\"]\n\turl = git@h:x/y.git\n[remote \"b\"]\n\turl = ../x\n[remote \"c\"]\nurl=file:///x\n",
             "[branch \"topic/a\"]\n\tremote = origin\n\tmerge = refs/heads/topic/a\n\trebase = true\n",
@@ -566,6 +571,12 @@ mod tests {
             "[core]\nhooksPath=x",
             "[CORE]\nHOOKSPATH=x",
             "[gitflow \"path\"]\nhooks=x",
+            "[alias]\nst=!status",
+            "[alias]\nst=status --x",
+            "[alias]\nst=-c x=y status",
+            "[alias]\nst=checkout .",
+            "[alias]\nlg=log -Ox",
+            "[index]\nversion=4",
             "[diff]\ntool=x",
             "[index]\nthreads=true",
             "[blame]\nignoreRevsFile=../x",
@@ -586,7 +597,6 @@ mod tests {
             "[include]\npath=x",
             "[includeIf \"gitdir:/\"]\npath=x",
             "[alias]\nst=!x",
-            "[alias]\nst=status",
             "[alias \"st\"]\ncommand=!x",
             "[filter \"x\"]\nclean=x",
             "[diff \"x\"]\ntextconv=x",

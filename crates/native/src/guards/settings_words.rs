@@ -91,6 +91,48 @@ const WORDS: &[(&str, &str)] = &[
     ("worktree", "guessremote"),
 ];
 
+/// Ways to show a commit that have a name.
+const PRETTY: &[&[u8]] = &[b"oneline", b"short", b"medium", b"full", b"fuller", b"reference", b"email", b"raw"];
+
+/// Commands of git's that change nothing but what is shown, and their options that start and
+/// write nothing.
+const SHOWING: &[&str] = &["blame", "describe", "diff", "log", "ls-files", "rev-parse", "shortlog", "show", "status"];
+const SHOWING_OPTIONS: &[&str] = &[
+    "--abbrev-commit",
+    "--all",
+    "--branch",
+    "--cached",
+    "--color",
+    "--date-order",
+    "--date=iso",
+    "--date=relative",
+    "--date=short",
+    "--decorate",
+    "--first-parent",
+    "--graph",
+    "--name-only",
+    "--name-status",
+    "--no-merges",
+    "--oneline",
+    "--patch",
+    "--porcelain",
+    "--short",
+    "--staged",
+    "--stat",
+    "--word-diff",
+    "-1",
+    "-10",
+    "-20",
+    "-5",
+    "-b",
+    "-p",
+    "-s",
+    "-sb",
+    "HEAD",
+];
+/// Commands of which the name alone is a harmless alias: the person says what they do.
+const SHORTENED: &[&str] = &["add", "branch", "checkout", "cherry-pick", "commit", "merge", "rebase", "switch"];
+
 /// Tools that git itself knows how to call, when somebody asks for one by name.
 const TOOLS: &[&[u8]] = &[
     b"araxis",
@@ -145,7 +187,7 @@ pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool 
         ("commit" | "tag", "gpgsign") => is_bool(value) && !is_true(value),
         ("rerere", "enabled" | "autoupdate") => is_bool(value),
         ("submodule", "recurse") => is_bool(value),
-        ("submodule", "active") => is_relative_path(value),
+        ("submodule", "active") => value == b"." || is_relative_path(value),
         ("gc", "auto" | "autopacklimit" | "autodetach") => is_word(value),
         ("status", "short" | "branch" | "showstash") => is_word(value),
         ("log", "date" | "decorate" | "abbrevcommit") => is_word(value),
@@ -159,9 +201,26 @@ pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool 
         ("core" | "apply", "whitespace") => value
             .split(|b| *b == b',')
             .all(|word| is_word(word.trim_ascii_start().strip_prefix(b"-").unwrap_or(word.trim_ascii_start()))),
-        ("branch" | "tag", "sort") => is_word(value.strip_prefix(b"-").unwrap_or(value)),
+        ("branch" | "tag", "sort") => value.strip_prefix(b"-").unwrap_or(value).split(|b| *b == b':').all(is_word),
+        ("alias", _) => is_harmless_alias(value),
+        ("core", "commentchar") => value == b"auto" || matches!(value, [one] if one.is_ascii_punctuation()),
+        ("format", "pretty") => PRETTY.contains(&value),
+        ("index", "sparse") => is_bool(value) && !is_true(value),
+        ("index", "version") => matches!(value, b"2" | b"3"),
+        ("lfs", "locksverify") => is_bool(value),
         _ => WORDS.contains(&(section, key)) && is_word(value),
     }
+}
+
+/// Whether an alias is another name of one command that only shows, or of one without options:
+/// one that begins with `!` is run by a shell, and options can name programs and files.
+fn is_harmless_alias(value: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(value) else { return false };
+    let mut words = text.split(' ').filter(|word| !word.is_empty());
+    let Some(command) = words.next() else { return false };
+    let rest: Vec<&str> = words.collect();
+    SHORTENED.contains(&command) && rest.is_empty()
+        || SHOWING.contains(&command) && rest.iter().all(|word| SHOWING_OPTIONS.contains(word))
 }
 
 /// One with a subsection, of what has no address.

@@ -70,7 +70,7 @@ pub(crate) enum SurveyError {
     Unreadable,
     /// A directory of the person's own cannot be looked into.
     #[error(
-        "the directory {0} cannot be searched, so links to protected names in it cannot be looked for (hint: chmod u+rx)"
+        "the directory {0} cannot be searched, so links to protected names in it cannot be looked for (hint: chmod u+rx, which a run may do)"
     )]
     Closed(String),
     /// A file of the person's own that may lead git cannot be read.
