@@ -236,7 +236,7 @@ fn what_a_directory_would_carry() {
     let p = powers(&["/ws"], &[]);
     let mut carried = p.units_carried_by(Path::new("/ws/.Config"));
     carried.sort();
-    assert_eq!(carried, ["autostart", "fish", "git", "mise.toml", "systemd"].map(PathBuf::from));
+    assert_eq!(carried, ["autostart", "fish", "git", "mise", "mise.toml", "systemd"].map(PathBuf::from));
     assert!(p.units_carried_by(Path::new("/ws/src")).is_empty());
 }
 

@@ -55,7 +55,8 @@ pub fn keep_within_limit(state: &State) {
         None => Ok(Vec::new()),
     });
     match removed {
-        Ok(removed) => removed.iter().for_each(|caches| remark(&format!("• caches: {}", text::removed(caches)))),
+        Ok(removed) if removed.is_empty() => {}
+        Ok(removed) => remark(&format!("• caches: {}", text::all_removed(&removed))),
         Err(error) => crate::complain(&Failure::from(error)),
     }
 }

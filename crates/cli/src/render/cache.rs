@@ -18,6 +18,17 @@ pub fn removed(caches: &WorkspaceCaches) -> String {
     format!("removed {} of {}\n", size(caches.bytes()), caches.workspace.escaped())
 }
 
+/// What was removed of several, in one line.
+pub fn all_removed(all: &[WorkspaceCaches]) -> String {
+    match all {
+        [one] => removed(one),
+        _ => {
+            let bytes = all.iter().map(WorkspaceCaches::bytes).sum();
+            format!("removed {} of {} workspaces\n", size(bytes), all.len())
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

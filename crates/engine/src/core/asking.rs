@@ -421,7 +421,11 @@ fn refusal_text(kind: &QuestionKind, given: &Given) -> String {
     let what = question_text(kind);
     match (given.answer, given.by.as_str()) {
         (Answer::TimedOut, "nobody") => {
-            format!("{what} Nobody answered\nhint: run it where somebody can be asked, or allow it with a rule")
+            let by_hand = match kind {
+                QuestionKind::Grants { .. } => "a person gives it with `--grant` in the place of `--request`",
+                _ => "run it where somebody can be asked",
+            };
+            format!("{what} Nobody answered\nhint: {by_hand}, or allow it with a rule")
         }
         (Answer::TimedOut, by) => format!("{what} No answer in time from {by}"),
         (_, by @ ("mode never" | "mode granular")) => {
