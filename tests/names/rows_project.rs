@@ -133,6 +133,16 @@ E",
         ask: &[Person("grep -q _authToken .npmrc || $(cat c)")],
         ..ROW
     },
+    // What is hidden is not even judged: the broker would read it for the run.
+    Row {
+        id: "project-hidden",
+        prepare: "mkdir private; echo 'nodejs 20' >.tool-versions; echo fund=true >private/.npmrc; printf '[profiles.workspace]\nhide = [\"./.tool-versions\", \"./private\"]\n' >.stockade.toml",
+        attack: "echo $C >c; cat 1<>.tool-versions <&1 >seen; cat <>.tool-versions >>seen; cat <>private/.npmrc >>seen; exec 3>>.tool-versions; cat /proc/self/fd/3 >>seen; exec 3>&-; echo ruby 3 >>.tool-versions; echo color=false >>private/.npmrc",
+        ask: &[Person(
+            "if grep -q . seen || grep -q ruby .tool-versions || grep -q color private/.npmrc; then $(cat c); fi",
+        )],
+        ..ROW
+    },
     Row {
         id: "project-template",
         attack: "printf 'nodejs 20.1.0 # {{ exec(command=\"STOCKADE-PLANTED\") }}\\n' >.tool-versions",

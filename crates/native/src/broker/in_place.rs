@@ -131,7 +131,8 @@ impl Service {
     /// then.
     pub(super) fn open_in_place(&self, place: &Place, path: &[u8], wish: Wish) -> Result<Option<Step>, Failure> {
         let Some(kind) = self.kind_in_place(path) else { return Ok(None) };
-        if place.on_proc || self.in_place.0.borrow().len() >= MAX_WRITTEN {
+        let is_hidden = self.powers.hides(path).is_some();
+        if place.on_proc || is_hidden || self.in_place.0.borrow().len() >= MAX_WRITTEN {
             return Ok(None);
         }
         let Some(Begun { mode, is_new, text }) = begun(kind, place, wish)? else { return Ok(None) };
@@ -170,13 +171,21 @@ impl Service {
 
     /// Puts those in their place that are written.
     pub(super) fn settle_in_place(&self) {
+        self.settle(|file| !matches!(actor::has_writer(file.text.as_fd()), Ok(true)));
+    }
+
+    /// The same with all of them, at the end: as far as they are written.
+    pub(super) fn settle_rest(&self) {
+        self.settle(|_| true);
+    }
+
+    fn settle(&self, is_written: impl Fn(&Written) -> bool) {
         if self.in_place.0.borrow().is_empty() {
             return;
         }
         let mut waiting = self.in_place.0.borrow_mut();
         let all = std::mem::take(&mut *waiting);
-        let (written, open): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|file| !matches!(actor::has_writer(file.text.as_fd()), Ok(true)));
+        let (written, open): (Vec<_>, Vec<_>) = all.into_iter().partition(is_written);
         *waiting = open;
         drop(waiting);
         for file in written {

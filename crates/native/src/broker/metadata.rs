@@ -148,7 +148,7 @@ impl Service {
             Change::Length(_) => false,
         };
         adds_nothing
-            && self.powers.is_known_part(&object.path)
+            && (self.powers.is_known_part(&object.path) || self.powers.is_project_settings(&object.path))
             && self.refusal_of_place(Operation::Metadata, &object.path).is_none()
             && self.permit_linked(stat, &object.path, Operation::Metadata).is_ok()
     }

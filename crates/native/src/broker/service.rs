@@ -263,7 +263,7 @@ impl Service {
     /// The end: nothing is answered after this.
     pub fn end(&mut self) -> BrokerReport {
         self.pool.close();
-        self.settle_in_place();
+        self.settle_rest();
         self.withdraw_all();
         for (_, parked) in self.parked.drain() {
             release(&parked);

@@ -216,17 +216,38 @@ fn cargo(table: &Table) -> Option<String> {
     table.iter().find_map(|(section, value)| keys(section, value))
 }
 
+/// What the compiler itself knows how to compile for, as far as it is common.
+const COMPILED_FOR: &[&str] = &[
+    "aarch64-apple-darwin",
+    "aarch64-unknown-linux-gnu",
+    "aarch64-unknown-linux-musl",
+    "armv7-unknown-linux-gnueabihf",
+    "i686-unknown-linux-gnu",
+    "riscv64gc-unknown-linux-gnu",
+    "thumbv7em-none-eabihf",
+    "wasm32-unknown-unknown",
+    "wasm32-wasip1",
+    "x86_64-apple-darwin",
+    "x86_64-pc-windows-gnu",
+    "x86_64-pc-windows-msvc",
+    "x86_64-unknown-linux-gnu",
+    "x86_64-unknown-linux-musl",
+];
+
 fn is_harmless_cargo(section: &str, key: &str, value: &toml::Value) -> bool {
     let is_switch = value.is_bool() || value.is_integer();
     match (section, key) {
         ("build", "jobs" | "incremental" | "pipelining") => is_switch,
         ("build", "rustflags") => are_lints(value),
-        ("build", "target-dir") => value.as_str().is_some_and(is_plain_word),
+        // Elsewhere `cargo clean` would remove what is there.
+        ("build", "target-dir") => {
+            value.as_str().is_some_and(|word| is_plain_word(word) && (word == "target" || word.starts_with("target-")))
+        }
         ("target", _) => {
             value.as_table().is_some_and(|keys| keys.iter().all(|(key, value)| key == "rustflags" && are_lints(value)))
         }
-        // A file of that end would say which linker is run.
-        ("build", "target") => value.as_str().is_some_and(|word| is_plain_word(word) && !word.ends_with(".json")),
+        // A file of another name would say which linker is run.
+        ("build", "target") => value.as_str().is_some_and(|word| COMPILED_FOR.contains(&word)),
         ("net", "retry" | "offline") => is_switch,
         ("term", "quiet" | "verbose" | "unicode") => is_switch,
         ("term", "color") => value.as_str().is_some_and(is_plain_word),
@@ -576,7 +597,7 @@ mod tests {
             (
                 Cargo,
                 &[
-                    "[build]\njobs = 2\nrustflags = [\"-D\", \"warnings\", \"-Ctarget-cpu=native\"]\ntarget-dir = \"out\"\n[profile.dev]\ndebug = 0",
+                    "[build]\njobs = 2\nrustflags = [\"-D\", \"warnings\", \"-Ctarget-cpu=native\"]\ntarget-dir = \"target-x\"\n[profile.dev]\ndebug = 0",
                     "[net]\nretry = 2\n[term]\ncolor = \"always\"",
                 ],
                 &[
@@ -585,6 +606,8 @@ mod tests {
                     "[build]\nrustflags = [\"-D\", \"-Clinker=x\"]",
                     "[build]\nrustflags = [\"x.rs\"]",
                     "[build]\ntarget-dir = \"../x\"",
+                    "[build]\ntarget-dir = \"src\"",
+                    "[build]\ntarget = \"evil\"",
                     "[target.x]\nrunner = \"x\"",
                     "[build]\ntarget = \"x.json\"",
                     "[target.x]\nrunner = \"x\"",

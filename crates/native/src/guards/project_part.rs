@@ -79,7 +79,7 @@ impl ProjectPart {
         match self {
             // It goes when it is empty.
             Self::Directory => matches!(operation, Operation::Mkdir | Operation::Remove),
-            Self::File(_) => matches!(operation, Operation::Remove | Operation::Metadata),
+            Self::File(_) => operation == Operation::Remove,
             Self::Passing => {
                 use Operation::{Create, Metadata, Remove, Rename, Write};
                 matches!(operation, Create | Write | Rename | Remove | Metadata)

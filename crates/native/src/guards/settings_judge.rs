@@ -231,10 +231,6 @@ fn is_harmless(setting: &Setting, path: &[u8], known: &Known<'_>, found: &[Setti
         // person has set for every repository.
         ("remote", None) if setting.key == "pushdefault" => is_nick(value) && is_there(setting, known),
         ("branch", Some(_)) if setting.key == "pushremote" => is_nick(value) && is_there(setting, known),
-        // Git takes the name of a remote that it does not know for a path.
-        ("extensions", None) if setting.key == "partialclone" => {
-            known.before.is_own && is_nick(value) && !addresses(found, value).is_empty()
-        }
         (section, None) => {
             let is_plain = known.before.is_own || !is_guarding(setting) || is_strict(setting) || was_so(setting, known);
             let is_own = (section, setting.key.as_str()) == ("core", "worktree") && leads_to_own_work_tree(path, value);
@@ -390,12 +386,6 @@ fn is_harmless_remote(remote: &[u8], setting: &Setting, known: &Known<'_>, found
         "fetch" => is_refspec(remote, value) || is_renamed(remote, setting, known, found),
         "tagopt" => matches!(value, b"--tags" | b"--no-tags"),
         "prune" | "prunetags" | "skipdefaultupdate" | "skipfetchall" => is_bool(value),
-        // What is missing would be fetched from there by a mere look at what was said.
-        "promisor" => is_bool(value) && known.before.is_own,
-        "partialclonefilter" => {
-            let is_plain = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b':' | b'=');
-            known.before.is_own && value.iter().all(is_plain) && !value.starts_with(b"sparse")
-        }
         "followremotehead" => matches!(value, b"create" | b"always" | b"never"),
         // Where a tool proposes changes: to nobody whom the person has not spoken to.
         "gh-resolved" => value == b"base" && (known.before.is_own || !is_new_remote(remote, known)),
@@ -553,7 +543,7 @@ mod tests {
             "",
             "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n",
             "[user]\n\tname = A B\n\temail = a@b\n",
-            "[alias]\n\tst = status -sb\n\tco = checkout\n\tlg = log --graph --oneline\n[tag]\nsort = -version:refname\n",
+            "[alias]\n\tst = status -sb\n\tlg = log --graph --oneline\n[tag]\nsort = -version:refname\n",
             "[core]\ncommentChar = \";\"\n[format]\npretty = oneline\n[submodule]\nactive = .\n",
             "[remote \"up\"]\n\turl = https://h/x.git\n\tfetch = +refs/heads/*:refs/remotes/up/*\n",
             "[remote \"up\"]\n\turl = git@h:x/y.git\n[remote \"b\"]\n\turl = ../x\n[remote \"c\"]\nurl=file:///x\n",
@@ -572,6 +562,11 @@ mod tests {
             "[CORE]\nHOOKSPATH=x",
             "[gitflow \"path\"]\nhooks=x",
             "[alias]\nst=!status",
+            "[alias]\nlg=merge",
+            "[alias]\nst=checkout",
+            "[diff]\nsubmodule=diff",
+            "[status]\nsubmoduleSummary=true",
+            "[gitflow \"branch\"]\ndevelop=-xsub/evil",
             "[alias]\nst=status --x",
             "[alias]\nst=-c x=y status",
             "[alias]\nst=checkout .",

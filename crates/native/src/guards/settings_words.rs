@@ -38,7 +38,6 @@ const WORDS: &[(&str, &str)] = &[
     ("diff", "interhunkcontext"),
     ("diff", "renamelimit"),
     ("diff", "statgraphwidth"),
-    ("diff", "submodule"),
     ("diff", "suppressblankempty"),
     ("diff", "wordregex"),
     ("fetch", "showforcedupdates"),
@@ -86,7 +85,6 @@ const WORDS: &[(&str, &str)] = &[
     ("status", "displaycommentprefix"),
     ("status", "relativepaths"),
     ("status", "renames"),
-    ("status", "submodulesummary"),
     ("submodule", "fetchjobs"),
     ("worktree", "guessremote"),
 ];
@@ -130,9 +128,6 @@ const SHOWING_OPTIONS: &[&str] = &[
     "-sb",
     "HEAD",
 ];
-/// Commands of which the name alone is a harmless alias: the person says what they do.
-const SHORTENED: &[&str] = &["add", "branch", "checkout", "cherry-pick", "commit", "merge", "rebase", "switch"];
-
 /// Tools that git itself knows how to call, when somebody asks for one by name.
 const TOOLS: &[&[u8]] = &[
     b"araxis",
@@ -202,7 +197,10 @@ pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool 
             .split(|b| *b == b',')
             .all(|word| is_word(word.trim_ascii_start().strip_prefix(b"-").unwrap_or(word.trim_ascii_start()))),
         ("branch" | "tag", "sort") => value.strip_prefix(b"-").unwrap_or(value).split(|b| *b == b':').all(is_word),
-        ("alias", _) => is_harmless_alias(value),
+        ("alias", _) => is_alias_that_shows(value),
+        // Others look into modules, and run git there.
+        ("diff", "submodule") => value == b"short",
+        ("status", "submodulesummary") => is_bool(value) && !is_true(value),
         ("core", "commentchar") => value == b"auto" || matches!(value, [one] if one.is_ascii_punctuation()),
         ("format", "pretty") => PRETTY.contains(&value),
         ("index", "sparse") => is_bool(value) && !is_true(value),
@@ -212,15 +210,14 @@ pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool 
     }
 }
 
-/// Whether an alias is another name of one command that only shows, or of one without options:
-/// one that begins with `!` is run by a shell, and options can name programs and files.
-fn is_harmless_alias(value: &[u8]) -> bool {
+/// Whether an alias is another name of a command that only shows: one that begins with `!` is run
+/// by a shell, options can name programs and files, and the person may have an alias of this name
+/// that loses nothing (`git lg` would check out).
+fn is_alias_that_shows(value: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(value) else { return false };
     let mut words = text.split(' ').filter(|word| !word.is_empty());
     let Some(command) = words.next() else { return false };
-    let rest: Vec<&str> = words.collect();
-    SHORTENED.contains(&command) && rest.is_empty()
-        || SHOWING.contains(&command) && rest.iter().all(|word| SHOWING_OPTIONS.contains(word))
+    SHOWING.contains(&command) && words.all(|word| SHOWING_OPTIONS.contains(&word))
 }
 
 /// One with a subsection, of what has no address.
@@ -232,10 +229,12 @@ pub(super) fn is_harmless_named(section: &str, subsection: &[u8], key: &str, val
         ("lfs", "locksverify") => is_bool(value),
         ("maintenance", "enabled") => is_bool(value),
         ("maintenance", "schedule") => matches!(value, b"hourly" | b"daily" | b"weekly"),
-        // Others name a directory of hooks.
-        ("gitflow", _) if matches!(subsection, b"branch" | b"prefix") => {
-            value.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/'))
-        }
+        // Others name a directory of hooks. Nothing that is an option to git.
+        ("gitflow", _) => match subsection {
+            b"branch" => is_branch(value),
+            b"prefix" => is_branch(value.strip_suffix(b"/").unwrap_or(value)),
+            _ => false,
+        },
         _ => false,
     }
 }

@@ -62,6 +62,8 @@ impl Powers {
         let root = deepest(&self.writable, path)?.len();
         let (unit, part) = ProjectPart::of(path, root)?;
         let is_judged = self.judges && !self.is_staged(path) && !self.in_private_tree(path);
+        // What is hidden is not even read by the broker for anybody.
+        let is_judged = is_judged && self.hides(path).is_none();
         // A profile may guard one of the files by its own name.
         let is_apart = unit < path.len() && self.names.matches(path).is_some();
         let is_unit = self.names.matches(&path[..unit]).is_some() && !self.is_guarded_above(path, root, unit);
@@ -76,6 +78,11 @@ impl Powers {
     /// Whether a shorter path than `end` bytes beneath the root is guarded.
     fn is_guarded_above(&self, path: &[u8], root: usize, end: usize) -> bool {
         prefix_ends(path).into_iter().any(|at| at > root && at < end && self.names.matches(&path[..at]).is_some())
+    }
+
+    /// Whether `path` is a file of a project's settings that is judged by what it says.
+    pub(crate) fn is_project_settings(&self, path: &[u8]) -> bool {
+        matches!(self.project_part(path), Some(ProjectPart::File(_)))
     }
 
     /// Whether `path` is, or lies in, something with a guarded name; granted or not.
