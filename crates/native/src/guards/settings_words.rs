@@ -128,6 +128,7 @@ const SHOWING_OPTIONS: &[&str] = &[
     "-sb",
     "HEAD",
 ];
+
 /// Tools that git itself knows how to call, when somebody asks for one by name.
 const TOOLS: &[&[u8]] = &[
     b"araxis",
