@@ -15,7 +15,8 @@ use crate::sandbox::{create, done, exec, kept, refused, stockade};
 use crate::terminal::{Terminal, ends};
 use crate::world::{PATH, World, binary, each_user};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Fifty sandboxes begin at once, beside other tests: a busy machine took over a minute.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 #[track_caller]
 pub fn wait_until(what: &str, holds: impl Fn() -> bool) {
