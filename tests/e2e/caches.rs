@@ -325,7 +325,7 @@ fn runs_at_the_same_time_all_have_layers() {
     each_user(|world| {
         furnish(world);
         let host = caches(world);
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + Duration::from_secs(20);
         std::thread::scope(|scope| {
             for number in 0..16 {
                 scope.spawn(move || {
