@@ -56,7 +56,7 @@ pub use plan::{OWN_TREES, Plan};
 pub use profile::{CacheSharing, DEFAULT_UNDO_BYTES, Environment, Filesystem, Network, Profile, ToolCache};
 pub use program::{ExecRules, ProgramPattern, ProgramPatternError};
 pub use project_files::{PROJECT_FILES, is_project_file};
-pub use protected_names::{DEFAULT_PROTECTED_NAMES, NameClass, PROTECTED_NAMES, is_judged_name};
+pub use protected_names::{DEFAULT_PROTECTED_NAMES, NameClass, PROTECTED_NAMES, judged_names};
 pub use reading::ReadAccess;
 pub use report::{EnforcementReport, LayerReport, LayerState, Level};
 pub use request::{CallerApproval, Command, Request, SandboxPreference};

@@ -146,7 +146,7 @@ const NAMES: [&str; PROTECTED_NAMES.len()] = {
 /// The same, the names alone.
 pub const DEFAULT_PROTECTED_NAMES: &[&str] = &NAMES;
 
-/// Whether the protected name `name` is judged by what it says.
-pub fn is_judged_name(name: &str) -> bool {
-    PROTECTED_NAMES.iter().any(|(entry, class, _)| *class == Judged && *entry == name)
+/// Those that are judged by what they say.
+pub fn judged_names() -> impl Iterator<Item = &'static str> {
+    PROTECTED_NAMES.iter().filter(|(_, class, _)| *class == Judged).map(|(name, _, _)| *name)
 }

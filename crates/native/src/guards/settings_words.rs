@@ -194,10 +194,10 @@ pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool 
         ("http", "version") => matches!(value, b"HTTP/1.1" | b"HTTP/2"),
         ("diff" | "merge", "tool") => TOOLS.contains(&value),
         ("gui", "wmstate" | "geometry") => is_colour(&value.iter().copied().filter(|b| *b != b'+').collect::<Vec<_>>()),
-        ("core" | "apply", "whitespace") => value
-            .split(|b| *b == b',')
-            .all(|word| is_word(word.trim_ascii_start().strip_prefix(b"-").unwrap_or(word.trim_ascii_start()))),
-        ("branch" | "tag", "sort") => value.strip_prefix(b"-").unwrap_or(value).split(|b| *b == b':').all(is_word),
+        ("core" | "apply", "whitespace") => {
+            value.split(|b| *b == b',').all(|word| is_word(without_minus(word.trim_ascii_start())))
+        }
+        ("branch" | "tag", "sort") => without_minus(value).split(|b| *b == b':').all(is_word),
         ("alias", _) => is_alias_that_shows(value),
         // Others look into modules, and run git there.
         ("diff", "submodule") => value == b"short",
@@ -251,6 +251,11 @@ pub(super) fn is_true(value: &[u8]) -> bool {
 
 pub(super) fn is_word(value: &[u8]) -> bool {
     !value.starts_with(b"-") && value.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.'))
+}
+
+/// A word that one minus turns round.
+fn without_minus(word: &[u8]) -> &[u8] {
+    word.strip_prefix(b"-").unwrap_or(word)
 }
 
 fn is_colour(value: &[u8]) -> bool {

@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
-use stockade_model::{Plan, RawText, is_judged_name};
+use stockade_model::{Plan, RawText, judged_names};
 use stockade_sys::Errno;
 
 use super::error::LaunchError;
@@ -427,7 +427,8 @@ fn protected_units(roots: &[PathBuf], protect: &[String], presence: &mut Presenc
     let mut units = Vec::new();
     // What is judged is replaced by a rename, which no mount allows, or written beneath: the
     // broker judges each.
-    let covered: Vec<&String> = protect.iter().filter(|entry| !is_judged_name(entry)).collect();
+    let judged: Vec<&str> = judged_names().collect();
+    let covered: Vec<&String> = protect.iter().filter(|entry| !judged.contains(&entry.as_str())).collect();
     for root in roots {
         let Ok(held) = openat(CWD, root, OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY, Mode::empty()) else {
             continue;
