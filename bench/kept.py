@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""What keeping costs: changes for undo, and layers of caches, beside the same run without.
+
+    bench/kept.py --stockade PATH [--rounds N] [--only NAME]
+
+Builds, checkouts and removals of a whole tree with `--undo` and without; and the start of `true`
+in a home that has ten caches of tools, whose layers are merged or switched off. Each round runs
+each way once, in an order of its own, in a fresh copy of the workspace. Reported: minimum and
+median in milliseconds, and the ratio (for starts: the difference) to the way without.
+"""
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import startup
+
+PARTS = 200
+SMALL = 10_000
+CACHES = [".cargo/registry", ".cargo/git", ".npm/_cacache", ".cache/pip", ".cache/go-build", ".cache/uv",
+          "go/pkg/mod", ".m2/repository", ".gradle/caches", ".cache/pypoetry"]
+
+
+def write(path, text):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def c_project(place):
+    """A Makefile and files to compile, built once, so that a build replaces what is there."""
+    for number in range(40):
+        write(f"{place}/part{number}.c", "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n"
+              f"int part{number}(int x) {{ char b[64]; snprintf(b, 64, \"%d\", x); return (int)strlen(b); }}\n")
+    write(f"{place}/Makefile", "OBJECTS := $(patsubst %.c,%.o,$(wildcard *.c))\nall: $(OBJECTS)\n\tar rc all.a $^\n"
+          "%.o: %.c\n\tcc -O2 -c $< -o $@\n")
+    subprocess.run(["make", "-s"], cwd=place, check=True)
+
+
+def repository(place):
+    """Two branches that differ in each file."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.invalid"]
+    for branch in ("main", "other"):
+        for number in range(PARTS):
+            write(f"{place}/src/d{number % 20}/f{number}", f"{branch} {number}\n" * 200)
+        steps = [["init", "-q", "-b", "main"]] if branch == "main" else [["checkout", "-q", "-b", "other"]]
+        for step in [*steps, ["add", "-A"], ["commit", "-q", "-m", branch]]:
+            subprocess.run([*git, *step], cwd=place, check=True)
+
+
+def many_files(place):
+    for number in range(SMALL):
+        write(f"{place}/tree/d{number % 100}/f{number}", "x\n")
+
+
+WORK = {
+    "build of 40 C files": (c_project, ["make", "-s", "-B"]),
+    "checkout of 200 files": (repository, ["git", "checkout", "-q", "main"]),
+    "rm -rf of 10,000 files": (many_files, ["rm", "-rf", "tree"]),
+    "10,000 files made": (lambda place: None, ["/usr/bin/python3", "-c",
+                          "import os\nfor n in range(10000):\n open(f'f{n}','w').write('x')"]),
+}
+
+
+def report(name, field):
+    base = field[0][1]
+    print(f"{name}\n{'':26}{'min':>9}{'median':>9}{'min/min':>9}{'med/med':>9}{'min-min':>9}")
+    for who, times in field:
+        low, mid = min(times), statistics.median(times)
+        print(f"  {who:24}{low:9.2f}{mid:9.2f}{low / min(base):9.3f}{mid / statistics.median(base):9.3f}"
+              f"{low - min(base):9.2f}")
+
+
+def work(name, rounds, stockade, place, env):
+    make, command = WORK[name]
+    master = tempfile.mkdtemp(dir=place)
+    make(master)
+    workspace = os.path.join(place, "work")
+
+    def before():
+        os.chdir("/")
+        shutil.rmtree(workspace, ignore_errors=True)
+        subprocess.run(["cp", "-a", master, workspace], check=True)
+
+    run = [stockade, "run", "--mode", "never", "--workspace", workspace]
+    command = [shutil.which(command[0]) or command[0], *command[1:]]
+    before()
+    ways = [("without undo", [*run, "--", *command]), ("with undo", [*run, "--undo", "--", *command]),
+            ("no sandbox", command)]
+    return finished(startup.interleaved(rounds, ways, f"`{name}`", workspace, env, before=before))
+
+
+def start(rounds, stockade, place, env):
+    home = tempfile.mkdtemp(dir=place)
+    for cache in CACHES:
+        write(f"{home}/{cache}/one", "x")
+    workspace = os.path.join(home, "work")
+    os.mkdir(workspace)
+    write(f"{home}/.config/stockade/config.toml",
+          "[profiles.bare]\nextends = \"workspace\"\ncaches = false\n")
+    env = {**env, "HOME": home}
+    run = [stockade, "run", "--mode", "never", "--workspace", workspace]
+    ways = [("without layers", [*run, "--profile", "bare", "--", "/usr/bin/true"]),
+            ("with layers", [*run, "--", "/usr/bin/true"])]
+    return finished(startup.interleaved(rounds * 10, ways, "`true`", workspace, env))
+
+
+def finished(measured):
+    field, absent = measured
+    for who, why in absent:
+        sys.exit(f"error: {who}: {why}")
+    return field
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", choices=[*sorted(WORK), "start"])
+    parser.add_argument("--stockade", required=True)
+    options = parser.parse_args()
+    env = {k: os.environ[k] for k in ("PATH", "HOME", "LANG", "USER") if k in os.environ}
+    with tempfile.TemporaryDirectory(prefix="stockade-bench-", dir=os.path.expanduser("~")) as place:
+        try:
+            if options.only in (None, "start"):
+                report("start of `true`, ten caches in the home", start(options.rounds, options.stockade, place, env))
+            for name in WORK:
+                if options.only in (None, name):
+                    report(name, work(name, options.rounds, options.stockade, place, env))
+        finally:
+            os.chdir("/")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+//! Requests that do something outside which nobody takes back: a package that is published, an
+//! account that is changed. They are asked about whatever was granted, where they are seen at
+//! all: over plain HTTP, and where traffic is looked into.
+//!
+//! The codes are those of `knowledge/impacts.toml` of the classifier, so that a yes to a command
+//! is one to its requests. Advice, no wall: a server may take the same by another path.
+
+use stockade_model::{EffectUse, Target};
+
+/// What such requests look like. In a path and a host `*` is any text.
+struct Known {
+    methods: &'static [&'static str],
+    hosts: &'static [&'static str],
+    paths: &'static [&'static str],
+    code: &'static str,
+    message: &'static str,
+}
+
+const ANY: &[&str] = &["*"];
+const WRITES: &[&str] = &["POST", "PUT", "PATCH", "DELETE"];
+
+/// Sources: the API pages of each service; of images the distribution specification of the OCI;
+/// of clusters the API of Kubernetes; of crates the web API of cargo's registries.
+const KNOWN: &[Known] = &[
+    Known {
+        methods: &["PUT", "DELETE"],
+        hosts: &["registry.npmjs.org", "registry.yarnpkg.com", "npm.pkg.github.com"],
+        paths: ANY,
+        code: "publishes",
+        message: "Publishes or withdraws a package of npm's registry",
+    },
+    Known {
+        methods: &["POST"],
+        hosts: &["upload.pypi.org", "test.pypi.org"],
+        paths: ANY,
+        code: "publishes",
+        message: "Publishes a Python package",
+    },
+    Known {
+        methods: &["PUT", "DELETE"],
+        hosts: ANY,
+        paths: &["*/api/v1/crates/new", "*/api/v1/crates/*/yank"],
+        code: "publishes",
+        message: "Publishes or withdraws a crate",
+    },
+    Known {
+        methods: &["POST", "DELETE"],
+        hosts: &["rubygems.org"],
+        paths: &["/api/v1/gems", "/api/v1/gems/*"],
+        code: "publishes",
+        message: "Publishes or withdraws a gem",
+    },
+    Known {
+        methods: &["PUT", "DELETE"],
+        hosts: &["www.nuget.org", "api.nuget.org"],
+        paths: ANY,
+        code: "publishes",
+        message: "Publishes or withdraws a .NET package",
+    },
+    Known {
+        methods: &["POST", "PUT"],
+        hosts: &["central.sonatype.com", "oss.sonatype.org", "*.oss.sonatype.org"],
+        paths: ANY,
+        code: "publishes",
+        message: "Publishes a Java package",
+    },
+    Known {
+        methods: &["PUT", "DELETE"],
+        hosts: ANY,
+        paths: &["/v2/*/manifests/*"],
+        code: "publishes",
+        message: "Publishes or removes an image of containers",
+    },
+    Known {
+        methods: WRITES,
+        hosts: &["api.github.com", "uploads.github.com"],
+        paths: &["/repos/*/releases", "/repos/*/releases/*"],
+        code: "publishes",
+        message: "Publishes or changes a release",
+    },
+    Known {
+        methods: &["DELETE"],
+        hosts: &["api.github.com", "gitlab.com", "api.bitbucket.org", "*.amazonaws.com", "*.googleapis.com"],
+        paths: ANY,
+        code: "changes-account",
+        message: "Removes something from an account of a service",
+    },
+    Known {
+        methods: WRITES,
+        hosts: ANY,
+        paths: &["/api/v1/namespaces", "/api/v1/namespaces/*", "/apis/*/namespaces/*"],
+        code: "changes-cluster",
+        message: "Changes what runs in a cluster",
+    },
+    Known {
+        methods: &["POST", "PUT"],
+        hosts: &["transfer.sh", "0x0.st", "paste.rs", "ix.io", "termbin.com", "file.io", "bashupload.com"],
+        paths: ANY,
+        code: "sends-files",
+        message: "Leaves something for others to fetch",
+    },
+];
+
+/// What a request does outside, and one sentence of it. `path` is as it stands in the request.
+pub(super) fn of(target: &Target, method: &str, path: &str) -> Option<(EffectUse, &'static str)> {
+    let host = target.host.to_string().to_ascii_lowercase();
+    let path = path.split(['?', '#']).next().unwrap_or_default().to_ascii_lowercase();
+    let is_one = |patterns: &[&str], text: &str| patterns.iter().any(|pattern| matches(pattern, text));
+    let known = KNOWN.iter().find(|known| {
+        known.methods.iter().any(|own| own.eq_ignore_ascii_case(method))
+            && is_one(known.hosts, &host)
+            && is_one(known.paths, &path)
+    })?;
+    // An address of version 6 is no word: the port's number stands for it.
+    let wanted = EffectUse::new(known.code, host.as_bytes())
+        .or_else(|| EffectUse::new(known.code, target.port.to_string().as_bytes()))?;
+    Some((wanted, known.message))
+}
+
+/// Whether each `*` of the pattern can stand for some text. Patterns have two at most.
+fn matches(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == text,
+        Some((start, "")) => text.starts_with(start),
+        Some((start, rest)) => text
+            .strip_prefix(start)
+            .is_some_and(|behind| (0..=behind.len()).filter_map(|at| behind.get(at..)).any(|end| matches(rest, end))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_with_an_effect_are_known() {
+        for (method, host, path, expected) in [
+            ("PUT", "registry.npmjs.org:443", "/left-pad", "publishes by registry.npmjs.org"),
+            ("GET", "registry.npmjs.org:443", "/left-pad", ""),
+            ("post", "upload.pypi.org:443", "/legacy/?x=y", "publishes by upload.pypi.org"),
+            ("PUT", "127.0.0.1:5000", "/v2/a/b/manifests/latest", "publishes by 127.0.0.1"),
+            ("PUT", "127.0.0.1:5000", "/v2/a/b/blobs/uploads/1", ""),
+            ("PUT", "[::1]:5000", "/v2/a/manifests/latest", "publishes by 5000"),
+            ("PUT", "registry.corp:443", "/api/v1/crates/new", "publishes by registry.corp"),
+            ("DELETE", "s3.eu-west-1.amazonaws.com:443", "/b/k", "changes-account by s3.eu-west-1.amazonaws.com"),
+            ("PATCH", "10.0.0.1:6443", "/apis/apps/v1/namespaces/x/deployments/y", "changes-cluster by 10.0.0.1"),
+            ("GET", "10.0.0.1:6443", "/api/v1/namespaces", ""),
+            ("DELETE", "example.com:443", "/anything", ""),
+        ] {
+            let found = of(&host.parse().unwrap(), method, path).map(|(wanted, _)| wanted.to_string());
+            assert_eq!(found.unwrap_or_default(), expected, "{method} {host}{path}");
+        }
+    }
+}
