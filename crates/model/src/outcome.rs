@@ -136,6 +136,10 @@ pub struct AttemptRecord {
     /// the project, e.g. a `Makefile`: at most 200.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub project_files: Vec<RawText>,
+    /// Variables of the caller that did not pass into the sandbox and that programs which the
+    /// command names read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_passed: Vec<String>,
     /// What a traced run read, the most used first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reads: Vec<ReadAccess>,

@@ -8,7 +8,8 @@ use stockade_model::{Environment, Profile, RawText};
 /// the profile sets.
 ///
 /// A variable that names an editor or a pager passes where it names a well-known one, which a
-/// program would find without it as well.
+/// program would find without it as well; one that names a registry of packages, where its
+/// address holds no credentials.
 ///
 /// Another passes when its name is in `pass` and not in `drop`, or when a
 /// pattern of `pass` matches it and nothing in `drop` does. So a name written
@@ -21,7 +22,9 @@ pub fn effective_environment(
     let mut result: BTreeMap<String, RawText> = caller_environment
         .iter()
         .filter(|(name, value)| {
-            passes(&profile.environment, name) || names_known_tool(&profile.environment, name, value)
+            passes(&profile.environment, name)
+                || names_known_tool(&profile.environment, name, value)
+                || names_registry(&profile.environment, name, value)
         })
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect();
@@ -60,6 +63,96 @@ fn names_known_tool(environment: &Environment, name: &str, value: &RawText) -> b
     };
     (is(OF_EDITOR, EDITORS) || is(OF_PAGER, PAGERS)) && !environment.drop.iter().any(|entry| entry == name)
 }
+
+/// Variables that name registries of packages.
+const OF_REGISTRY: &[&str] = &[
+    "PIP_INDEX_URL",
+    "PIP_EXTRA_INDEX_URL",
+    "UV_INDEX",
+    "UV_INDEX_URL",
+    "UV_EXTRA_INDEX_URL",
+    "UV_DEFAULT_INDEX",
+    "npm_config_registry",
+    "NPM_CONFIG_REGISTRY",
+    "YARN_REGISTRY",
+    "YARN_NPM_REGISTRY_SERVER",
+    "GOPROXY",
+    "GOSUMDB",
+    "CARGO_REGISTRIES_*_INDEX",
+];
+/// What they may say beside addresses: Go's words.
+const REGISTRY_WORDS: &[&str] = &["direct", "off", "sum.golang.org"];
+
+/// Whether a variable holds addresses of registries and nothing else: who reaches them is
+/// decided elsewhere, and no one of them holds a name or a password.
+fn names_registry(environment: &Environment, name: &str, value: &RawText) -> bool {
+    let is_listed = OF_REGISTRY.iter().any(|pattern| glob_matches(pattern, name));
+    let words = value.to_str().unwrap_or_default().split([' ', ',', '|']).filter(|word| !word.is_empty());
+    is_listed
+        && !environment.drop.iter().any(|entry| entry == name)
+        && words.clone().next().is_some()
+        && words.into_iter().all(|word| REGISTRY_WORDS.contains(&word) || is_plain_address(word))
+}
+
+/// A web address of a host and a path, with nothing in it that could be a secret.
+fn is_plain_address(text: &str) -> bool {
+    let text = text.strip_prefix("sparse+").unwrap_or(text);
+    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    rest.is_some_and(|rest| {
+        let longest = rest.split(['/', '.', '-', '_', ':']).map(str::len).max().unwrap_or_default();
+        let is_part = |b: u8| b.is_ascii_alphanumeric() || b"-._~:/[]".contains(&b);
+        !rest.is_empty() && longest <= LONGEST_WORD && rest.bytes().all(is_part)
+    })
+}
+
+/// Longest part of an address that is a word: services put tokens into paths.
+const LONGEST_WORD: usize = 24;
+
+/// Variables that change what programs of these names do, and are told where such a program
+/// failed and they had not passed.
+const TOLD: &[(&[&str], &[&str])] = &[
+    (&["PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"], &["python*", "pip*", "pytest", "poetry", "uv", "tox", "jupyter*"]),
+    (&["PIP_*"], &["python*", "pip*", "pytest", "tox"]),
+    (&["UV_*"], &["uv", "uvx"]),
+    (&["NODE_OPTIONS", "NODE_PATH"], &["node", "npm", "npx", "yarn", "pnpm", "tsc", "vite", "jest", "next"]),
+    (&["NPM_CONFIG_*", "npm_config_*"], &["npm", "npx", "pnpm"]),
+    (&["PERL5LIB", "PERL5OPT"], &["perl", "prove", "cpan*"]),
+    (&["RUBYLIB", "RUBYOPT"], &["ruby", "rake", "bundle", "rspec"]),
+    (&["JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS"], &["java*", "mvn", "mvnw", "gradle", "gradlew"]),
+    (&["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CARGO_BUILD_*"], &["cargo", "rustc"]),
+    (&["LD_LIBRARY_PATH", "LD_PRELOAD"], &["*"]),
+];
+
+/// Which of the caller's variables a command may have failed for the lack of: they did not
+/// pass, and its text names a program that they are meant for. Sorted.
+pub fn missed_variables(
+    caller: &BTreeMap<String, RawText>,
+    passed: &BTreeMap<String, RawText>,
+    argv: &[RawText],
+) -> Vec<String> {
+    let is_break = |b: &u8| !b.is_ascii_alphanumeric() && !b"-_.+".contains(b);
+    let text = argv.iter().take(MAX_ARGUMENTS).flat_map(|argument| argument.as_bytes().split(is_break));
+    let words: Vec<&str> = text.filter_map(|word| std::str::from_utf8(word).ok()).take(MAX_WORDS).collect();
+    let is_named = |programs: &[&str]| words.iter().any(|word| programs.iter().any(|own| glob_matches(own, word)));
+    let told: Vec<&[&str]> = TOLD.iter().filter(|(_, own)| is_named(own)).map(|(names, _)| *names).collect();
+    let is_told = |name: &&String| told.iter().copied().flatten().any(|own| glob_matches(own, name));
+    // What may hold a password is nobody's hint.
+    let may_be_secret = |name: &&String| looks_secret(name) || OF_REGISTRY.iter().any(|own| glob_matches(own, name));
+    let missed = caller.keys().filter(|name| !passed.contains_key(*name) && !may_be_secret(name));
+    missed.filter(is_told).cloned().collect()
+}
+
+/// The words by which variables give themselves away.
+pub(crate) fn looks_secret(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY", "CREDENTIAL", "AUTH", "COOKIE", "SESSION"]
+        .iter()
+        .any(|word| name.contains(word))
+}
+
+/// Arguments and words of a command in which programs are looked for.
+const MAX_ARGUMENTS: usize = 64;
+const MAX_WORDS: usize = 1000;
 
 /// True where a variable of this name passes.
 pub(crate) fn passes(environment: &Environment, name: &str) -> bool {
@@ -117,6 +210,50 @@ mod tests {
             ("BROWSER", "cat"),
         ] {
             assert!(!shown(name, value, &["GIT_*"]), "{name}={value}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_registries_pass_without_credentials() {
+        let shown = |name: &str, value: &str| names_registry(&Environment::default(), name, &RawText::from(value));
+        for (name, value) in [
+            ("PIP_INDEX_URL", "https://pypi.example.com/simple"),
+            ("PIP_EXTRA_INDEX_URL", "https://a.example/simple http://10.0.0.1:8080/b"),
+            ("npm_config_registry", "http://localhost:4873/"),
+            ("GOPROXY", "https://proxy.golang.org,direct"),
+            ("CARGO_REGISTRIES_OWN_INDEX", "sparse+https://crates.example.com/index/"),
+        ] {
+            assert!(shown(name, value), "{name}={value}");
+        }
+        for (name, value) in [
+            ("PIP_INDEX_URL", "https://user:word@pypi.example.com/simple"),
+            ("PIP_INDEX_URL", "https://dl.example.com/0123456789abcdef0123456789abcdef/simple"),
+            ("PIP_INDEX_URL", "https://a.example/?token=x"),
+            ("PIP_INDEX_URL", "file:///etc"),
+            ("PIP_INDEX_URL", ""),
+            ("PIP_TRUSTED_HOST", "https://a.example/"),
+            ("CARGO_REGISTRIES_OWN_TOKEN", "https://a.example/"),
+        ] {
+            assert!(!shown(name, value), "{name}={value}");
+        }
+        let dropped = Environment { drop: vec!["GOPROXY".to_owned()], ..Environment::default() };
+        assert!(!names_registry(&dropped, "GOPROXY", &RawText::from("direct")));
+    }
+
+    #[test]
+    fn variables_are_missed_by_the_programs_that_read_them() {
+        let caller: BTreeMap<String, RawText> =
+            ["PYTHONPATH", "NODE_OPTIONS", "LD_LIBRARY_PATH", "PATH", "GITHUB_TOKEN"]
+                .map(|name| (name.to_owned(), RawText::from("x")))
+                .into();
+        let passed = BTreeMap::from([("PATH".to_owned(), RawText::from("x"))]);
+        for (command, expected) in [
+            (&["python3", "-m", "app"][..], &["LD_LIBRARY_PATH", "PYTHONPATH"][..]),
+            (&["sh", "-c", "cd x && npm test"], &["LD_LIBRARY_PATH", "NODE_OPTIONS"]),
+            (&["cat", "nodes.txt"], &["LD_LIBRARY_PATH"]),
+        ] {
+            let argv: Vec<RawText> = command.iter().map(|word| RawText::from(*word)).collect();
+            assert_eq!(missed_variables(&caller, &passed, &argv), expected, "{command:?}");
         }
     }
 

@@ -19,6 +19,7 @@ use stockade_model::{
 
 use crate::amend::{rule_for_secrets, rules_for};
 use crate::draft::{DraftRule, comment, quoted};
+use crate::environment::looks_secret;
 use crate::file::ProvenanceSection;
 use crate::resolve::{has_power, hidden_by, is_protected, own_reached, resolve_profile};
 use crate::settings::Settings;
@@ -263,6 +264,7 @@ impl Maker<'_> {
             Grant::Read(path) => self.push(suggestion, "reveal", path),
             Grant::Socket(_) => suggestion.left_out.push((grant.clone(), "a socket may be a way out of the sandbox")),
             Grant::Exec(_) => suggestion.left_out.push((grant.clone(), "a program is agreed to each time")),
+            Grant::Effect(_) => suggestion.left_out.push((grant.clone(), "an effect is agreed to each time")),
             Grant::Env(name) => match name.parse::<crate::text::VariableName>() {
                 Ok(_) if !looks_secret(name) => {
                     suggestion.profile.entry("env.pass").or_default().push(name.clone());
@@ -359,14 +361,6 @@ fn add_rule(suggestion: &mut Suggestion, draft: DraftRule) {
         }
         None => suggestion.rules.push(draft),
     }
-}
-
-/// The words by which variables give themselves away.
-fn looks_secret(name: &str) -> bool {
-    let name = name.to_ascii_uppercase();
-    ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY", "CREDENTIAL", "AUTH", "COOKIE", "SESSION"]
-        .iter()
-        .any(|word| name.contains(word))
 }
 
 impl Suggestion {

@@ -25,6 +25,8 @@ const TEXT_LIMIT: usize = 400;
 const GROUPS_SHOWN: usize = 5;
 /// Reasons of a refusal that are shown.
 const REASONS_SHOWN: usize = 20;
+/// Variables that did not pass and are named.
+const VARIABLES_SHOWN: usize = 5;
 /// Files that run code later and are named.
 const PROJECT_FILES_SHOWN: usize = 3;
 /// Refusals of a group that are shown.
@@ -52,11 +54,26 @@ pub fn summary(outcome: &Outcome, context: SummaryContext<'_>, style: Style) -> 
         super::network::hosts_used(&mut out, last, style);
     }
     ending(&mut out, outcome, style);
+    not_passed(&mut out, outcome, style);
     staged(&mut out, outcome, style);
     project_files(&mut out, outcome, context, style);
     kept_for_undo(&mut out, outcome, style);
     traced(&mut out, outcome, style);
     out
+}
+
+/// Variables that a command may have failed for the lack of.
+fn not_passed(out: &mut String, outcome: &Outcome, style: Style) {
+    let names = outcome.attempts.last().map_or(&[][..], |last| last.not_passed.as_slice());
+    if names.is_empty() || outcome.status != Status::Exited || outcome.exit_code == Some(0) {
+        return;
+    }
+    let names: Vec<Grant> = names.iter().take(VARIABLES_SHOWN).cloned().map(Grant::Env).collect();
+    let listed: Vec<String> = names.iter().map(|grant| grant.to_string().replacen("env ", "", 1)).collect();
+    let why = "a variable that changes what programs do stays outside";
+    wrap(out, style, "• ", &format!("not passed: {}   ({why})", listed.join(", ")));
+    let options: Vec<String> = names.iter().map(|grant| grant_hint(grant, style.is_terminal())).collect();
+    hint(out, &options.join(" "), style);
 }
 
 fn refusals(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, style: Style) {
@@ -370,6 +387,7 @@ mod tests {
                 staged: None,
                 kept_for_undo: 0,
                 project_files: Vec::new(),
+                not_passed: Vec::new(),
                 reads: Vec::new(),
             }],
             approvals: Vec::new(),

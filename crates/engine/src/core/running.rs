@@ -5,6 +5,7 @@ use stockade_model::{
     AttemptRecord, ConnectionRecord, Denial, EnforcementReport, EventKind, Grant, HostUse, Level, Limit, RawText,
     ReadAccess, Resolution, Status, Usage,
 };
+use stockade_policy::missed_variables;
 
 use super::clock::Clock;
 use super::ending::Ending;
@@ -449,6 +450,7 @@ impl Core {
             staged,
             kept_for_undo,
             project_files,
+            not_passed: missed_variables(&self.request.environment, &plan.environment, &plan.argv),
             reads,
         });
     }

@@ -297,6 +297,7 @@ mod tests {
             staged: None,
             kept_for_undo: 0,
             project_files: Vec::new(),
+            not_passed: Vec::new(),
             reads: Vec::new(),
         };
         // As the outcome's JSON has it: what it may hold besides does not matter.
