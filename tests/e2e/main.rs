@@ -14,6 +14,7 @@ mod containers;
 mod copies;
 mod denials;
 mod detached;
+mod effects;
 mod engines;
 mod fleet;
 mod hints;

@@ -18,6 +18,7 @@ mod attacks;
 mod clients;
 mod contained;
 mod containers;
+mod effects;
 mod errands;
 mod lab;
 mod lanes;
@@ -62,6 +63,7 @@ fn tasks() -> anyhow::Result<Vec<Task>> {
         .chain(attacks::tasks()?)
         .chain(secrets::tasks())
         .chain(lent::tasks())
+        .chain(effects::tasks())
         .chain(live::tasks())
         .chain(errands::tasks())
         .collect())

@@ -129,6 +129,7 @@ fn plan(level: Level, script: &str) -> std::io::Result<Plan> {
             limits: Limits { temp_bytes: Some(64 << 20), ..Limits::default() },
         },
         grants: Vec::new(),
+        effects: Vec::new(),
         level,
         backend: "native".to_owned(),
     })

@@ -604,6 +604,7 @@ pub fn command(argv: &[&str]) -> Plan {
         workspace: INSIDE_WORKSPACE.into(),
         profile: profile(),
         grants: Vec::new(),
+        effects: Vec::new(),
         level: Level::Full,
         backend: "native".to_owned(),
     }

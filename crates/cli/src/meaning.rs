@@ -348,10 +348,15 @@ fn grant(typed: &OsStr, variables: Variables<'_>, cwd: &Path, workspace: &Path) 
     })?;
     let (word, rest) = text.trim().split_once(char::is_whitespace).unwrap_or((text.trim(), ""));
     let parsed = |text: &str| {
-        text.parse::<Grant>().map_err(|error| match Limit::named(word) {
+        let grant = text.parse::<Grant>().map_err(|error| match Limit::named(word) {
             Some(_) => Failure::new(error),
             None => Failure::new(error).hint(HINT),
-        })
+        })?;
+        if grant.is_answer_only() {
+            let what = format!("`{}` is no grant: an effect is agreed to when it is asked about", raw.escaped());
+            return Err(Failure::new(what).hint("run it where somebody can be asked"));
+        }
+        Ok(grant)
     };
     if !matches!(word, "write" | "read" | "socket" | "exec") || rest.trim().is_empty() {
         return parsed(text);

@@ -75,6 +75,7 @@ fn command(script: &str) -> Plan {
         workspace: "/workspace".into(),
         profile: profile(),
         grants: Vec::new(),
+        effects: Vec::new(),
         level: Level::Full,
         backend: "docker".to_owned(),
     }

@@ -351,7 +351,7 @@ impl Backend for CommandBackend {
         let is_inside = |path: &Path| path.starts_with(INSIDE_WORKSPACE) || path.starts_with(INSIDE_HOME);
         match grant {
             Grant::Write(path) | Grant::Socket(path) => is_inside(path.as_path()),
-            Grant::Exec(_) | Grant::Env(_) | Grant::Connect(_) => true,
+            Grant::Exec(_) | Grant::Env(_) | Grant::Connect(_) | Grant::Effect(_) => true,
             // Its walls and its limits are those that it was made with; it has no agent.
             Grant::Read(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Limit(..) | Grant::Listen(_) => false,
         }

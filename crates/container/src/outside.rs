@@ -315,6 +315,7 @@ impl Judge for ByReach {
         let decided = match &wanted {
             Wanted::Target(target) => self.0.decide(target),
             Wanted::Secret { secret, rule } => self.0.decide_secret(secret, rule),
+            Wanted::Effect { effect, message, .. } => self.0.decide_effect(effect, message),
         };
         answer(match decided {
             Ok(rule) => Judgement::Allowed(Permit { rule }),
@@ -380,6 +381,7 @@ mod tests {
                 limits: Limits::default(),
             },
             grants: grants.iter().map(|grant| grant.parse().unwrap()).collect(),
+            effects: Vec::new(),
             level: Level::Full,
             backend: "docker".to_owned(),
         }

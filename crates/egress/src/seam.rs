@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use stockade_model::{ConnectionRecord, Denial, Egress, Grant, HostName, RawText, SecretUse, Target};
+use stockade_model::{ConnectionRecord, Denial, EffectUse, Egress, Grant, HostName, RawText, SecretUse, Target};
 
 use crate::dial::DialFailure;
 use crate::edge::Edge;
@@ -56,6 +56,15 @@ pub enum Wanted {
         secret: SecretUse,
         /// Why it is not taken there unasked, in words of a policy.
         rule: String,
+    },
+    /// To do something outside that nobody takes back.
+    Effect {
+        /// What, and at which host.
+        effect: EffectUse,
+        /// The request, as it is shown.
+        request: String,
+        /// One sentence of it.
+        message: &'static str,
     },
 }
 

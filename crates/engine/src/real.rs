@@ -9,8 +9,8 @@ use std::time::SystemTime;
 
 use stockade_audit::Log;
 use stockade_model::{
-    Answer, ApprovalId, Assessment, Command, DEFAULT_UNDO_BYTES, Decision, Denial, Digest, Event, Grant, GroupOffer,
-    Level, Plan, QuestionKind, RawText, Request, Scope, SessionId, Verdict,
+    Answer, ApprovalId, Assessment, Command, DEFAULT_UNDO_BYTES, Decision, Denial, Digest, EffectUse, Event, Grant,
+    GroupOffer, Level, Plan, QuestionKind, RawText, Request, Scope, SessionId, Verdict,
 };
 use stockade_policy::{
     Circumstances, Obligations, Rule, Settings, complete_grants, effective_environment, is_history,
@@ -199,6 +199,7 @@ impl Judge for RuleJudge {
         let mut environment = effective_environment(&profile, &request.environment);
         let judged = self.judged(request, self.neutralised);
         surroundings::carry(&judged.neutralisation, request, self.settings.home(), &mut environment);
+        let effects = judged.effects.into_iter().map(EffectUse::into_grant).collect();
         let plan = Plan {
             request: request.id.clone(),
             attempt,
@@ -208,6 +209,7 @@ impl Judge for RuleJudge {
             workspace: request.workspace.clone(),
             profile,
             grants: grants.to_vec(),
+            effects,
             level,
             backend: backend.to_owned(),
         };

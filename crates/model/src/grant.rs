@@ -8,13 +8,13 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
-use crate::{Limit, RawText, SecretUse, SignUse, Target, TargetPattern};
+use crate::{EffectUse, Limit, RawText, SecretUse, SignUse, Target, TargetPattern};
 
 /// One added power. The text form is `write PATH`, `read PATH`,
 /// `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `sign KEY for git`,
 /// `sign KEY to HOST[:PORT]`, `listen PORT`,
-/// `socket PATH`, `exec PROGRAM`, `env NAME`, and of a limit its name and amount:
-/// `memory 8GiB`, `processes 4096`, `wall 2h`.
+/// `socket PATH`, `exec PROGRAM`, `env NAME`, `effect CODE by PROGRAM`, and of a limit its
+/// name and amount: `memory 8GiB`, `processes 4096`, `wall 2h`.
 ///
 /// Paths are absolute and normal: no `.`, no `..`, no double slash. Whoever
 /// parses what a person typed resolves `~` and relative paths first.
@@ -44,6 +44,9 @@ pub enum Grant {
     Env(String),
     /// Raise this limit to this amount, in its own unit.
     Limit(Limit, u64),
+    /// Have this effect, which no sandbox contains or no undo takes back. Only an answer gives
+    /// it: nobody agrees to it beforehand.
+    Effect(Box<EffectUse>),
 }
 
 /// Why a text is no grant.
@@ -55,6 +58,11 @@ pub struct GrantError {
 }
 
 impl Grant {
+    /// Whether it is only ever given by an answer to the question about it.
+    pub fn is_answer_only(&self) -> bool {
+        matches!(self, Self::Effect(_))
+    }
+
     /// To connect to exactly this target.
     pub fn connect(target: &Target) -> Self {
         Self::Connect(TargetPattern::exactly(target))
@@ -84,12 +92,20 @@ impl Grant {
         }
     }
 
+    /// Which effect may be had with it.
+    pub fn effect(&self) -> Option<&EffectUse> {
+        match self {
+            Self::Effect(wanted) => Some(wanted),
+            _ => None,
+        }
+    }
+
     /// The path of a filesystem grant.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Write(p) | Self::Read(p) | Self::Socket(p) | Self::Exec(p) => Some(p),
             Self::Connect(_) | Self::Secret(_) | Self::Sign(_) => None,
-            Self::Listen(_) | Self::Env(_) | Self::Limit(..) => None,
+            Self::Listen(_) | Self::Env(_) | Self::Limit(..) | Self::Effect(_) => None,
         }
     }
 }
@@ -108,6 +124,7 @@ impl fmt::Display for Grant {
             Self::Exec(p) => write!(f, "exec {}", shown(p)),
             Self::Env(name) => write!(f, "env {name}"),
             Self::Limit(limit, amount) => write!(f, "{limit} {}", limit.text(*amount)),
+            Self::Effect(wanted) => write!(f, "effect {wanted}"),
         }
     }
 }
@@ -144,6 +161,7 @@ impl FromStr for Grant {
             "sign" => rest.parse().map(|wanted| Self::Sign(Box::new(wanted))).map_err(fail),
             "listen" => port_number(rest).map(Self::Listen).map_err(fail),
             "env" => env_name(rest).map(Self::Env).map_err(fail),
+            "effect" => rest.parse().map(|wanted| Self::Effect(Box::new(wanted))).map_err(fail),
             word => match Limit::named(word) {
                 Some(limit) => limit.parse(rest).map(|amount| Self::Limit(limit, amount)).map_err(fail),
                 None => Err(fail(
@@ -189,9 +207,9 @@ impl JsonSchema for Grant {
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `sign KEY for git`, `sign KEY to HOST[:PORT]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, or a limit and its amount: `memory 8GiB`.",
+            "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `sign KEY for git`, `sign KEY to HOST[:PORT]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, a limit and its amount (`memory 8GiB`), or, as an answer alone, `effect CODE by PROGRAM`.",
             "type": "string",
-            "pattern": format!("^(write|read|connect|secret|sign|listen|socket|exec|env|{}) .+$", Limit::ALL.map(Limit::name).join("|"))
+            "pattern": format!("^(write|read|connect|secret|sign|listen|socket|exec|env|effect|{}) .+$", Limit::ALL.map(Limit::name).join("|"))
         })
     }
 }

@@ -100,6 +100,7 @@ fn plan() -> Plan {
             limits: Limits { processes: Some(200), ..Limits::default() },
         },
         grants: Vec::new(),
+        effects: Vec::new(),
         level: Level::Full,
         backend: "native".to_owned(),
     }

@@ -88,6 +88,7 @@ fn plan(level: Level) -> Plan {
             limits: Limits::default(),
         },
         grants: Vec::new(),
+        effects: Vec::new(),
         level,
         backend: "native".to_owned(),
     }

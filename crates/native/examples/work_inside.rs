@@ -121,6 +121,7 @@ fn plan(writable: &[PathBuf], command: &[String]) -> Plan {
             limits: Limits::default(),
         },
         grants: Vec::new(),
+        effects: Vec::new(),
         level: Level::Full,
         backend: "native".to_owned(),
     }

@@ -181,7 +181,7 @@ impl Backend for NativeBackend {
     fn honours(&self, grant: &Grant, level: Level) -> bool {
         match grant {
             Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) => true,
-            Grant::Connect(_) | Grant::Secret(_) | Grant::Limit(..) => true,
+            Grant::Connect(_) | Grant::Secret(_) | Grant::Limit(..) | Grant::Effect(_) => true,
             Grant::Sign(_) => self.signing.is_some(),
             Grant::Listen(_) => level == Level::Full,
         }

@@ -321,6 +321,7 @@ mod tests {
                 limits: Limits::default(),
             },
             grants: Vec::new(),
+            effects: Vec::new(),
             level: Level::None,
             backend: "host".to_owned(),
         }

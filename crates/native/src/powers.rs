@@ -122,7 +122,7 @@ impl Powers {
             programs: Programs::new(&plan.profile.exec),
             reach: Reach::of(plan),
         };
-        for grant in &plan.grants {
+        for grant in plan.grants.iter().chain(&plan.effects) {
             powers.add(grant);
         }
         powers
@@ -303,6 +303,10 @@ impl Powers {
             Grant::Read(p) => push_new(&mut self.revealed, p),
             Grant::Socket(p) => push_new(&mut self.sockets, p),
             Grant::Exec(p) => self.programs.agree(normal(p)),
+            Grant::Effect(_) => {
+                self.programs.agree_effect(grant);
+                self.reach.add(grant);
+            }
             Grant::Connect(_) | Grant::Secret(_) => self.reach.add(grant),
             Grant::Sign(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => {}
         }

@@ -38,6 +38,7 @@ fn plan(write: &[&str], grants: &[&str]) -> Plan {
             limits: Limits::default(),
         },
         grants: grants.iter().map(|g| g.parse().unwrap()).collect(),
+        effects: Vec::new(),
         level: Level::Full,
         backend: "native".to_owned(),
     }

@@ -1,16 +1,20 @@
 //! Which programs a run is asked about or refused: the decision behind every
-//! `execve`, pure.
+//! `execve`, pure. Beside the rules of the profile it knows the effects that no sandbox
+//! contains (`npm publish`), whoever starts the program that has them.
 //!
 //! It is advice, not a boundary: a program can be copied, loaded by another or
 //! given other arguments after they were looked at. What runs is confined all
 //! the same. It must not know how a program was found.
 
-use stockade_model::{ExecRules, Grant, ProgramPattern};
+use stockade_model::{EffectUse, ExecRules, Grant, ProgramPattern};
 
 use crate::powers::Refusal;
 
-/// Arguments that are looked at, the program's own name included.
+/// Arguments that are looked at, the program's own name included: as many as a rule or the
+/// table of effects mentions, and more than people type.
 pub(crate) const MAX_WORDS: usize = 64;
+/// Longest command line that is shown, in bytes.
+const MAX_LINE: usize = 1024;
 
 /// A program that is about to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,12 +27,30 @@ pub(crate) struct Program {
     pub arguments: Vec<Vec<u8>>,
 }
 
+impl Program {
+    /// Its path and its arguments, as far as a person reads them.
+    pub fn command_line(&self) -> Vec<u8> {
+        let mut line = self.path.clone();
+        for argument in &self.arguments {
+            line.push(b' ');
+            line.extend_from_slice(argument);
+        }
+        if line.len() > MAX_LINE {
+            line.truncate(MAX_LINE);
+            line.extend_from_slice(b" ...");
+        }
+        line
+    }
+}
+
 /// The programs that are not simply run, and those that were agreed to.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Programs {
     ask: Vec<Rule>,
     deny: Vec<Rule>,
     agreed: Vec<Vec<u8>>,
+    /// Effects that were agreed to.
+    effects: Vec<Grant>,
 }
 
 #[derive(Clone, Debug)]
@@ -43,12 +65,24 @@ struct Rule {
 impl Programs {
     pub fn new(rules: &ExecRules) -> Self {
         let all = |list: &[ProgramPattern]| list.iter().map(Rule::new).collect();
-        Self { ask: all(&rules.ask), deny: all(&rules.deny), agreed: Vec::new() }
+        Self { ask: all(&rules.ask), deny: all(&rules.deny), ..Self::default() }
     }
 
-    /// True where every program may be run.
-    pub fn is_empty(&self) -> bool {
+    /// True where this program may be run, whatever its arguments are, as far as its names tell.
+    pub fn is_plain(&self, path: &[u8], called: &[u8]) -> bool {
+        self.has_no_rules() && !names_of(path, called).any(stockade_shell::may_have_effect)
+    }
+
+    /// True where the profile has no rule about programs.
+    pub fn has_no_rules(&self) -> bool {
         self.ask.is_empty() && self.deny.is_empty()
+    }
+
+    /// Agrees to an effect: it is asked about no more.
+    pub fn agree_effect(&mut self, effect: &Grant) {
+        if !self.effects.contains(effect) {
+            self.effects.push(effect.clone());
+        }
     }
 
     /// Agrees to a program: it is asked about no more.
@@ -73,6 +107,9 @@ impl Programs {
     /// How many of the arguments matter for the decision on this program; none
     /// where no rule names it.
     pub fn words_of_interest(&self, path: &[u8], called: &[u8]) -> Option<usize> {
+        if names_of(path, called).any(stockade_shell::may_have_effect) {
+            return Some(MAX_WORDS);
+        }
         let naming = self.deny.iter().chain(&self.ask).filter(|rule| rule.names(path, called));
         naming.map(|rule| rule.pattern.arguments().len()).max()
     }
@@ -82,7 +119,8 @@ impl Programs {
     /// is asked.
     pub fn decide_in_layer(&self, program: &Program) -> Result<(), Refusal> {
         let strict = Self { agreed: Vec::new(), ..self.clone() };
-        strict.decide(program).map_err(|refusal| Refusal { grant: None, ..refusal })
+        let is_asked = |grant: &Grant| grant.is_answer_only();
+        strict.decide(program).map_err(|refusal| Refusal { grant: refusal.grant.filter(is_asked), ..refusal })
     }
 
     /// Whether it may be run.
@@ -91,6 +129,7 @@ impl Programs {
         if let Some(pattern) = matching(&self.deny) {
             return Err(Refusal { rule: format!("program: {pattern}"), grant: None });
         }
+        self.decide_effects(program)?;
         if self.agreed.contains(&program.path) {
             return Ok(());
         }
@@ -98,6 +137,19 @@ impl Programs {
             Some(pattern) => Err(asked(&program.path, format!("program: {pattern}"))),
             None => Ok(()),
         }
+    }
+
+    /// What it does outside is asked about, whatever was granted but that.
+    fn decide_effects(&self, program: &Program) -> Result<(), Refusal> {
+        for name in names_of(&program.path, &program.called) {
+            for effect in stockade_shell::effects_of(name, &program.arguments) {
+                let grant = effect.wanted.map(EffectUse::into_grant);
+                if !grant.as_ref().is_some_and(|grant| self.effects.contains(grant)) {
+                    return Err(Refusal { rule: effect.message.trim_end_matches('.').to_owned(), grant });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The same for a program whose interpreter cannot be told, because it may
@@ -108,6 +160,12 @@ impl Programs {
         }
         Err(asked(path, "program: one that cannot be read".to_owned()))
     }
+}
+
+/// What a program is called: the last part of how it was called and of where it lies.
+fn names_of<'a>(path: &'a [u8], called: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+    let (called, own) = (split(called).1, split(path).1);
+    [called].into_iter().chain((own != called).then_some(own))
 }
 
 fn asked(path: &[u8], rule: String) -> Refusal {
@@ -231,6 +289,33 @@ mod tests {
         }
         assert_eq!(rules.words_of_interest(b"/usr/bin/git", b"git"), Some(1));
         assert_eq!(rules.words_of_interest(b"/usr/bin/ls", b"ls"), None);
+    }
+
+    #[test]
+    fn an_effect_is_asked_about_whatever_was_granted() {
+        let mut rules = programs(&[], &[]);
+        rules.agree(b"/usr/bin/npm".to_vec());
+        for (line, expected) in [
+            ("/usr/bin/npm publish", "Publishes a package, an image or a release, effect publishes by npm"),
+            ("/usr/bin/npm publish --dry-run", "runs"),
+            ("/usr/bin/npm test", "runs"),
+            (
+                "/usr/bin/git push --force",
+                "Overwrites or removes what others have at the remote, effect overwrites-remote by git",
+            ),
+            ("/usr/bin/git push", "runs"),
+            // What git's settings say is judged when they are written.
+            ("/usr/bin/git config core.editor vim", "runs"),
+        ] {
+            check(&rules, line, expected);
+        }
+        let npm = Program { called: b"/usr/bin/npm".to_vec(), ..program("/usr/share/npm/bin/npm-cli.js publish") };
+        let refusal = rules.decide(&npm).unwrap_err();
+        assert_eq!(rules.decide_in_layer(&npm), Err(refusal.clone()), "it is asked about there too");
+        rules.agree_effect(&refusal.grant.unwrap());
+        assert_eq!(rules.decide(&npm), Ok(()));
+        assert!(rules.decide(&program("/usr/bin/docker push x")).is_err(), "another program");
+        assert!(rules.is_plain(b"/usr/bin/ls", b"ls") && !rules.is_plain(b"/x/cli.js", b"npm"));
     }
 
     #[test]

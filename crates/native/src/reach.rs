@@ -8,7 +8,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use stockade_egress::is_own;
 use stockade_model::{
-    Egress, Grant, Host, HostName, HostPattern, Listed, Plan, SecretUse, Target, TargetPattern, special_address,
+    EffectUse, Egress, Grant, Host, HostName, HostPattern, Listed, Plan, SecretUse, Target, TargetPattern,
+    special_address,
 };
 
 use crate::powers::Refusal;
@@ -25,15 +26,15 @@ impl Reach {
     /// What a plan lets its attempt reach.
     pub fn of(plan: &Plan) -> Self {
         let reach = Self { lists: Arc::new(plan.profile.egress.clone()), granted: Arc::default() };
-        plan.grants.iter().for_each(|grant| reach.add(grant));
+        plan.grants.iter().chain(&plan.effects).for_each(|grant| reach.add(grant));
         reach
     }
 
-    /// Adds a grant, where it speaks of targets or of secrets on their way there.
+    /// Adds a grant, where it speaks of targets, of secrets on their way there, or of effects.
     pub fn add(&self, grant: &Grant) {
         let mut granted = self.granted.write().unwrap_or_else(PoisonError::into_inner);
         let is_known = granted.contains(grant);
-        if matches!(grant, Grant::Connect(_) | Grant::Secret(_)) && !is_known {
+        if matches!(grant, Grant::Connect(_) | Grant::Secret(_) | Grant::Effect(_)) && !is_known {
             granted.push(grant.clone());
         }
     }
@@ -71,6 +72,19 @@ impl Reach {
         match granted.iter().filter_map(Grant::secret).find(|own| own.covers(wanted)) {
             Some(own) => Ok(format!("grant secret {own}")),
             None => Err(Refusal { rule: rule.to_owned(), grant: Some(wanted.clone().into_grant()) }),
+        }
+    }
+
+    /// The answer that lets a request do this outside: one to the same, whoever does it. That
+    /// its target may be reached at all is decided apart from it.
+    ///
+    /// # Errors
+    /// What was not agreed to, and what would. `message`: what the door says of it.
+    pub fn decide_effect(&self, wanted: &EffectUse, message: &str) -> Result<String, Refusal> {
+        let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
+        match granted.iter().filter_map(Grant::effect).find(|own| own.code() == wanted.code()) {
+            Some(own) => Ok(format!("effect {own}")),
+            None => Err(Refusal { rule: message.to_owned(), grant: Some(wanted.clone().into_grant()) }),
         }
     }
 

@@ -53,6 +53,7 @@ fn plan(top: &Path, level: Level, argv: &[&str]) -> Plan {
             limits: Limits { temp_bytes: Some(64 << 20), ..Limits::default() },
         },
         grants: Vec::new(),
+        effects: Vec::new(),
         level,
         backend: "native".to_owned(),
     }

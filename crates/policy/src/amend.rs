@@ -336,7 +336,7 @@ fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), NoRule> {
         }
         Grant::Connect(targets) => targets.target().is_none(),
         Grant::Secret(wanted) => wanted.targets().target().is_none(),
-        Grant::Socket(_) | Grant::Exec(_) => true,
+        Grant::Socket(_) | Grant::Exec(_) | Grant::Effect(_) => true,
         // One key for one purpose: it cannot be narrower.
         Grant::Sign(_) => false,
         Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => false,

@@ -155,6 +155,11 @@ pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
              configuration",
             RawText::from(wanted.name()).escaped()
         )),
+        Grant::Effect(_) => Some(
+            "nothing agrees to this beforehand; run it at a terminal, where you are asked, or do this step yourself, \
+             outside"
+                .to_owned(),
+        ),
         _ => None,
     }
 }
@@ -199,7 +204,7 @@ impl Entry {
                 let target = TargetPattern::exactly(target);
                 self.hosts.iter().any(|host| names_host(&target, host))
             }),
-            Grant::Listen(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => false,
+            Grant::Listen(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) | Grant::Effect(_) => false,
         }
     }
 }

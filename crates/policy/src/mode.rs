@@ -12,6 +12,8 @@ pub enum GrantClass {
     Network,
     /// Sockets, programs, variables, limits.
     Other,
+    /// What no sandbox contains or no undo takes back.
+    Effect,
 }
 
 impl GrantClass {
@@ -21,6 +23,7 @@ impl GrantClass {
             Grant::Write(_) | Grant::Read(_) => Self::Filesystem,
             Grant::Connect(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Listen(_) => Self::Network,
             Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => Self::Other,
+            Grant::Effect(_) => Self::Effect,
         }
     }
 }
@@ -111,6 +114,7 @@ impl ModeAnswers {
             GrantClass::Filesystem => self.filesystem,
             GrantClass::Network => self.network,
             GrantClass::Other => self.other,
+            GrantClass::Effect => self.impact,
         }
     }
 
@@ -121,6 +125,7 @@ impl ModeAnswers {
             GrantClass::Filesystem => self.denied_filesystem,
             GrantClass::Network => self.denied_network,
             GrantClass::Other => self.denied_other,
+            GrantClass::Effect => self.impact,
         }
     }
 

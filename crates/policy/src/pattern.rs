@@ -283,6 +283,9 @@ impl FromStr for GrantText {
         }
         match grant_with(text, Path::new("/home/u"), Path::new("/workspace")) {
             Some(Grant::Connect(targets)) => check_breadth(&targets).map(|()| Self(text.to_owned())),
+            Some(grant) if grant.is_answer_only() => {
+                fail("an effect is agreed to when it is asked about, not beforehand")
+            }
             Some(_) => Ok(Self(text.to_owned())),
             None => fail("a grant is a power and what it is for, e.g. `write ~/.cache/pip` or `connect pypi.org:443`"),
         }

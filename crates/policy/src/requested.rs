@@ -58,6 +58,7 @@ pub fn acts_of_power(power: &Grant) -> impl Iterator<Item = Act<'_>> {
         // A rule that allows a host says nothing of secrets and signatures; one that denies it does.
         Grant::Secret(_) | Grant::Sign(_) => (None, None),
         Grant::Listen(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => (None, None),
+        Grant::Effect(_) => (None, None),
     };
     let of_file = |(path, operations): (_, &'static [FileOperation])| {
         operations.iter().map(move |&operation| Act::File { path, operation })

@@ -233,7 +233,7 @@ pub(crate) fn has_power(profile: &Profile, grant: &Grant) -> bool {
     }
     let filesystem = &profile.filesystem;
     match grant {
-        Grant::Listen(_) | Grant::Exec(_) | Grant::Sign(_) => false,
+        Grant::Listen(_) | Grant::Exec(_) | Grant::Sign(_) | Grant::Effect(_) => false,
         Grant::Limit(limit, amount) => profile.limits.get(*limit).is_none_or(|own| own >= *amount),
         Grant::Connect(targets) => {
             let egress = &profile.egress;
@@ -350,7 +350,7 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
             .map_err(|why| ResolveError::TooWide { targets: targets.to_string(), why: why.to_string() })?,
         Grant::Secret(wanted) => add_secret_use(profile, wanted)?,
         Grant::Limit(limit, amount) => profile.limits.raise(*limit, *amount),
-        Grant::Listen(_) | Grant::Exec(_) | Grant::Sign(_) => {}
+        Grant::Listen(_) | Grant::Exec(_) | Grant::Sign(_) | Grant::Effect(_) => {}
     }
     Ok(())
 }

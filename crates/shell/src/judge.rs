@@ -48,6 +48,8 @@ pub(crate) struct Judge<'c> {
     pub context: &'c Context,
     pub findings: Vec<Finding>,
     pub capabilities: BTreeSet<Capability>,
+    /// Which program has which effect that needs consent: the code, and its name.
+    pub effects: BTreeSet<(&'static str, Vec<u8>)>,
     pub scope: Scope,
     pub seen: Seen,
     pub budget: Budget,
@@ -94,6 +96,7 @@ impl<'c> Judge<'c> {
             context,
             findings: Vec::new(),
             capabilities: BTreeSet::new(),
+            effects: BTreeSet::new(),
             scope: Scope { cwd: Some(context.cwd.as_bytes().to_vec()), ..Scope::default() },
             seen: Seen::default(),
             budget: Budget::of(WALK_UNITS),

@@ -34,7 +34,7 @@ mod variables;
 mod words;
 mod wrappers;
 
-use stockade_model::{Assessment, Command, Finding, Impact, RawText, Span, Tier};
+use stockade_model::{Assessment, Command, EffectUse, Finding, Impact, RawText, Span, Tier};
 
 use crate::judge::Judge;
 use crate::memory::Seen;
@@ -71,6 +71,30 @@ pub struct Judged {
     /// What must be taken away from a repository for an `allow` to hold. Empty
     /// for any other tier: there a person decides, and hooks may be wanted.
     pub neutralisation: Neutralisation,
+    /// The effects that need consent and the programs that have them, as far as the text shows
+    /// both: what a yes to the command agrees to.
+    pub effects: Vec<EffectUse>,
+}
+
+/// An effect of a program that is about to start, which no sandbox contains or no undo takes back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Effect {
+    /// Which, by which program; none where its name is not one word.
+    pub wanted: Option<EffectUse>,
+    /// One sentence for a person.
+    pub message: &'static str,
+}
+
+/// Whether a program of this name, without directories, may have such an effect: a look at a
+/// table, for every program that is started.
+pub fn may_have_effect(program: &[u8]) -> bool {
+    rules::impact::is_known(program)
+}
+
+/// The effects of a program that is started with these arguments, its own name not among them.
+pub fn effects_of(program: &[u8], arguments: &[Vec<u8>]) -> Vec<Effect> {
+    let of_code = |(code, message)| Effect { wanted: EffectUse::new(code, program), message };
+    rules::impact::of_program(program, arguments).into_iter().map(of_code).collect()
 }
 
 /// What a command makes of its standard input.
@@ -242,5 +266,6 @@ fn finish(judge: Judge, length: usize) -> Judged {
     let least = if tier == Tier::Allow { Impact::Contained } else { Impact::Workspace };
     let impact = findings.iter().map(|f| f.impact).fold(least, Impact::max);
     let capabilities = judge.capabilities.into_iter().collect();
-    Judged { assessment: Assessment { tier, impact, findings, capabilities }, neutralisation }
+    let effects = judge.effects.iter().filter_map(|(code, program)| EffectUse::new(code, program)).collect();
+    Judged { assessment: Assessment { tier, impact, findings, capabilities }, neutralisation, effects }
 }

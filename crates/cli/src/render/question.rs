@@ -186,7 +186,12 @@ fn refusal_wish(denial: &Denial) -> String {
     let program = denial.program.as_ref().map_or_else(|| "the command".to_owned(), base_name);
     let times = if denial.count > 1 { format!(", {} times", denial.count) } else { String::new() };
     let (object, rule) = (brief(&denial.object, TEXT_LIMIT), shown(&denial.rule));
-    format!("{program} wants to {} {object}   ({rule}{times})", verb(denial.operation))
+    let verb = match (&denial.grant, denial.operation) {
+        // The request itself, not the connection.
+        (Some(Grant::Effect(_)), Operation::Connect) => "send",
+        (_, operation) => verb(operation),
+    };
+    format!("{program} wants to {verb} {object}   ({rule}{times})")
 }
 
 /// The last component of a program's path.

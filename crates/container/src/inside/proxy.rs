@@ -111,11 +111,18 @@ impl Judge for Asking {
         let target = match wanted {
             Wanted::Target(target) => target,
             Wanted::Secret { rule, .. } => return answer(Judgement::Refused { rule, grant: None }),
+            Wanted::Effect { effect, request, message } => {
+                return match self.reach.decide_effect(&effect, message) {
+                    Ok(rule) => answer(Judgement::Allowed(Permit { rule })),
+                    // Only targets are asked about here.
+                    Err(refusal) => self.refuse(&request, Refusal { grant: None, ..refusal }, answer),
+                };
+            }
         };
         match self.reach.decide(&target) {
             Ok(rule) => answer(Judgement::Allowed(Permit { rule })),
             Err(refusal) if self.hold && refusal.grant.is_some() => self.wait(target, refusal, answer),
-            Err(refusal) => self.refuse(&target, refusal, answer),
+            Err(refusal) => self.refuse(&target.to_string(), refusal, answer),
         }
     }
 
@@ -134,23 +141,23 @@ impl Asking {
             None if may_ask => {}
             Some(_) | None => {
                 drop(state);
-                return self.refuse(&target, refusal, answer);
+                return self.refuse(&target.to_string(), refusal, answer);
             }
         }
         state.last += 1;
         let id = state.last;
-        let denial = denial(&target, refusal);
+        let denial = denial(&target.to_string(), refusal);
         state.waiting.insert(id, Waiting { target, answers: vec![answer] });
         drop(state);
         self.events.tell(AttemptEvent::Held { id: HoldId(id), denial });
     }
 
-    fn refuse(&self, target: &Target, refusal: Refusal, answer: Answer) {
+    fn refuse(&self, object: &str, refusal: Refusal, answer: Answer) {
         let mut state = lock(&self.state);
-        let is_new = state.told.len() < TOLD_MAX && state.told.insert(target.to_string());
+        let is_new = state.told.len() < TOLD_MAX && state.told.insert(object.to_owned());
         drop(state);
         if is_new {
-            self.events.tell(AttemptEvent::Denied(denial(target, refusal.clone())));
+            self.events.tell(AttemptEvent::Denied(denial(object, refusal.clone())));
         }
         answer(Judgement::Refused { rule: refusal.rule, grant: refusal.grant });
     }
@@ -176,10 +183,10 @@ impl Asking {
     }
 }
 
-fn denial(target: &Target, refusal: Refusal) -> Denial {
+fn denial(object: &str, refusal: Refusal) -> Denial {
     Denial {
         operation: Operation::Connect,
-        object: RawText::from(target.to_string()),
+        object: RawText::from(object),
         pid: None,
         program: None,
         layer: Layer::Network,

@@ -397,6 +397,7 @@ pub fn inside(script: &str) -> Plan {
         workspace: "/workspace".into(),
         profile: profile(),
         grants: Vec::new(),
+        effects: Vec::new(),
         level: Level::Full,
         backend: "docker".to_owned(),
     }

@@ -85,6 +85,7 @@ impl Asked<'_> {
             self.shared.events.denied(Operation::Connect, self.shown(request), self.who, &rule, None);
             return Err(Refusal::new(403, rule));
         }
+        let asked = self.consent(request).await?;
         let secrets = &self.shared.edge.secrets;
         let mut lent: Vec<SecretUse> = Vec::new();
         loop {
@@ -96,10 +97,23 @@ impl Asked<'_> {
                     if secrets.may_come_back(self.target, self.is_encrypted) {
                         request.set("Accept-Encoding", "identity");
                     }
-                    return Ok(Waited::of(&lent));
+                    return Ok(if asked { Waited::Yes } else { Waited::of(&lent) });
                 }
                 Err(stray) => lent.push(self.lend(stray, &lent).await?),
             }
+        }
+    }
+
+    /// Has somebody agree to what a request does outside, where that is known to be more than
+    /// reaching a host. Tells whether it may have waited for that.
+    async fn consent(&self, request: &Request) -> Result<bool, Refusal> {
+        let Some((effect, message)) = super::effects::of(self.target, &request.method, &request.target) else {
+            return Ok(false);
+        };
+        let wanted = Wanted::Effect { effect, request: self.shown(request), message };
+        match self.shared.judged(wanted, self.who).await {
+            Judgement::Refused { rule, .. } => Err(Refusal::new(403, rule)),
+            Judgement::Allowed(_) => Ok(true),
         }
     }
 

@@ -3,6 +3,7 @@
 
 pub(crate) mod admit;
 pub(crate) mod direct;
+mod effects;
 pub(crate) mod exchange;
 pub(crate) mod head;
 pub(crate) mod stream;

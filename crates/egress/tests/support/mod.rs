@@ -89,6 +89,9 @@ impl Judge for Listed {
         let target = match wanted {
             Wanted::Target(target) => target,
             Wanted::Secret { secret, rule } => return self.judge_secret(secret, rule, answer),
+            Wanted::Effect { message, .. } => {
+                return answer(Judgement::Refused { rule: message.to_owned(), grant: None });
+            }
         };
         self.asked.lock().unwrap().push(target.to_string());
         let found = self.allow.lock().unwrap().iter().find(|p| p.admits(&target)).cloned();

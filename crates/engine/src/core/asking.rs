@@ -170,6 +170,10 @@ impl Core {
         let unbound = matches!(kind, QuestionKind::Run { .. })
             && self.plan_in_question().is_some_and(|planned| !planned.is_identified);
         let mut scopes = vec![Scope::Once];
+        // A yes to one effect says nothing of the next run's.
+        if grants.iter().any(Grant::is_answer_only) {
+            return scopes;
+        }
         let guarded = grants.iter().any(|grant| self.config.guard.guards(grant));
         if !deceptive && !unbound && !guarded && self.assessment.tier != Tier::Deny {
             scopes.extend(self.request.session.is_some().then_some(Scope::Session));
@@ -380,7 +384,8 @@ fn limited(answer: Answer, question: &Question) -> Answer {
 /// already; this is the floor under them.
 pub(super) fn may_ask(mode: ApprovalMode, kind: &QuestionKind) -> bool {
     match (mode, kind) {
-        (ApprovalMode::Never, _) | (ApprovalMode::OnRequest, QuestionKind::Hold { .. }) => false,
+        (ApprovalMode::Never, _) => false,
+        (ApprovalMode::OnRequest, QuestionKind::Hold { grants, .. }) => grants.iter().all(Grant::is_answer_only),
         (ApprovalMode::Granular(classes), QuestionKind::Run { .. } | QuestionKind::Unsandboxed) => classes.run,
         (ApprovalMode::Granular(classes), kind) => {
             grants_of(kind).iter().all(|grant| class_may_be_asked(classes, grant))
@@ -394,6 +399,8 @@ fn class_may_be_asked(classes: GranularMode, grant: &Grant) -> bool {
         Grant::Write(_) | Grant::Read(_) => classes.filesystem,
         Grant::Connect(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Listen(_) => classes.network,
         Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => classes.other,
+        // As what the text shows of it.
+        Grant::Effect(_) => classes.run,
     }
 }
 

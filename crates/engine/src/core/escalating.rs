@@ -79,7 +79,9 @@ impl Core {
         if let Some(planned) = &self.planned {
             seen.extend(planned.plan.grants.iter().chain(&self.in_place).cloned());
         }
-        powers.into_iter().flatten().filter(|grant| seen.insert(grant.clone())).collect()
+        // Nothing that was refused an effect is run again for it.
+        let mut is_candidate = |grant: &Grant| !grant.is_answer_only() && seen.insert(grant.clone());
+        powers.into_iter().flatten().filter(|grant| is_candidate(grant)).collect()
     }
 
     pub(super) fn on_escalation_recalled(&mut self, found: &Found) {

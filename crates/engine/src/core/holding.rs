@@ -204,9 +204,10 @@ impl Core {
     /// plan already.
     pub(super) fn may_hold(&self) -> bool {
         let mode_asks = match self.request.approval_mode {
-            ApprovalMode::Never | ApprovalMode::OnRequest => false,
-            ApprovalMode::Granular(classes) => classes.filesystem || classes.network || classes.other,
-            ApprovalMode::Untrusted | ApprovalMode::OnFailure => true,
+            ApprovalMode::Never => false,
+            ApprovalMode::Granular(classes) => classes.run || classes.filesystem || classes.network || classes.other,
+            // `on-request` asks about effects alone while a command runs.
+            ApprovalMode::Untrusted | ApprovalMode::OnFailure | ApprovalMode::OnRequest => true,
         };
         let sandboxed = self.planned.as_ref().is_some_and(|planned| planned.plan.profile.sandboxed);
         let somebody = self.approver || self.config.approver_may_come;
@@ -227,7 +228,7 @@ impl Core {
         }
         let hold = self.hold(call);
         let is_late = !live.holding || !live.is_running() || self.record_failed || !self.may_record_more(live);
-        if is_late || hold.powers.is_empty() {
+        if is_late || hold.powers.is_empty() || self.is_no_question_of_the_mode(&hold) {
             return self.refuse(live, hold, Resolution::Recorded);
         }
         if let Some((Verdict::Deny, rule)) = hold.rule.clone() {
@@ -254,6 +255,15 @@ impl Core {
         }
         self.out.push(Output::LookUpHeld { id, keys });
         live.holds.open.push(Hold { stage: Stage::Recalling(slots), ..hold });
+    }
+
+    /// Mode `on-request` asks about effects alone while a command runs: all else is refused as
+    /// where nothing is held, unless rules give powers.
+    fn is_no_question_of_the_mode(&self, hold: &Hold) -> bool {
+        let rules_give = self.ruling.as_ref().is_some_and(|ruling| ruling.gives_powers);
+        self.request.approval_mode == ApprovalMode::OnRequest
+            && !rules_give
+            && !hold.powers.iter().all(Grant::is_answer_only)
     }
 
     /// A call as it is taken up, with the powers that it really lacks.

@@ -237,7 +237,9 @@ impl Held {
             return Err("not about a held call".to_owned());
         };
         let class = |grant: &Grant| match (mode, grant) {
-            (ApprovalMode::Never | ApprovalMode::OnRequest, _) => false,
+            (ApprovalMode::Never, _) => false,
+            (ApprovalMode::OnRequest, grant) => grant.is_answer_only(),
+            (ApprovalMode::Granular(classes), Grant::Effect(_)) => classes.run,
             (ApprovalMode::Granular(classes), Grant::Write(_) | Grant::Read(_)) => classes.filesystem,
             (
                 ApprovalMode::Granular(classes),

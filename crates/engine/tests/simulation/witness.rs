@@ -498,7 +498,7 @@ impl Witness {
     }
 
     fn prepared(&mut self, planned: &Planned, hold: bool) -> Law {
-        let mode = !matches!(self.request.approval_mode, ApprovalMode::Never | ApprovalMode::OnRequest);
+        let mode = self.request.approval_mode != ApprovalMode::Never;
         let somebody = self.approver || self.counted;
         let rules = self.ruling.as_ref().is_some_and(|ruling| ruling.gives_powers);
         let answers = rules || (mode && somebody);

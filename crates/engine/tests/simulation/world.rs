@@ -63,6 +63,9 @@ static GRANTS: LazyLock<Vec<Grant>> = LazyLock::new(|| {
         .collect()
 });
 
+/// One that only an answer gives.
+static EFFECT: LazyLock<Grant> = LazyLock::new(|| "effect publishes by npm".parse().unwrap());
+
 /// Files of two directories that may be offered, for held calls.
 static FILES: LazyLock<Vec<(Grant, Grant)>> = LazyLock::new(|| {
     let files = [("/d", 4), ("/e", 3)].into_iter().flat_map(|(dir, count)| (0..count).map(move |n| (dir, n)));
@@ -417,6 +420,7 @@ impl World {
                 limits: Limits { wall_ms: Some(60_000), ..Limits::default() },
             },
             grants,
+            effects: Vec::new(),
             level: if sandboxed { self.request.level } else { Level::None },
             backend: "simulated".to_owned(),
         };
@@ -548,6 +552,7 @@ impl World {
         let id = HoldId(self.held as u64);
         self.waiting.push(id);
         let (grant, directory) = match self.random.below(3) {
+            0 if self.random.chance(20) => (EFFECT.clone(), Vec::new()),
             0 => (self.random.pick(&GRANTS), Vec::new()),
             _ => {
                 let (file, directory) = self.random.pick(&FILES);
@@ -583,7 +588,7 @@ impl World {
     }
 
     fn denial(&mut self) -> Input {
-        let grant = self.random.pick(&GRANTS);
+        let grant = if self.random.chance(5) { EFFECT.clone() } else { self.random.pick(&GRANTS) };
         let powers = match self.random.below(10) {
             0..2 => Vec::new(),
             2 => vec![grant.clone(), self.random.pick(&GRANTS)],

@@ -269,6 +269,29 @@ fn may_it_go_on() {
     }
 }
 
+/// Asked about in every mode but `never`, and never remembered.
+#[test]
+fn an_effect_is_asked_about_where_a_run_may_be() {
+    use ApprovalMode::{Granular, Never, OnFailure, OnRequest};
+    let effect: Grant = "effect publishes by npm".parse().unwrap();
+    let runs = |run| Granular(GranularMode { run, filesystem: false, network: false, other: false });
+    for (mode, expected) in [
+        (OnFailure, "exited 0, ran 1, asked [hold]"),
+        (OnRequest, "exited 0, ran 1, asked [hold]"),
+        (runs(true), "exited 0, ran 1, asked [hold]"),
+        (runs(false), "exited 1, ran 1, asked []"),
+        (Never, "exited 1, ran 1, asked []"),
+    ] {
+        let scripted = Scripted { answers: [Answer::Approved(Scope::Always)].into(), ..Scripted::default() };
+        let wanted = effect.clone();
+        let hall = Hall::new(scripted, move |calls| i32::from(!calls.wants(&wanted)));
+        let outcome = hall.house.run(hall.house.request("ls", mode));
+        assert_eq!(told(&hall.house, &outcome), expected, "{mode:?}");
+        let scopes: Vec<Option<Scope>> = outcome.approvals.iter().map(|given| given.scope).collect();
+        assert!(scopes.iter().all(|scope| *scope == Some(Scope::Once)), "{mode:?}: {scopes:?}");
+    }
+}
+
 #[test]
 fn calls_are_held_only_where_somebody_could_answer() {
     let holding = |mode, absent| {
@@ -279,7 +302,9 @@ fn calls_are_held_only_where_somebody_could_answer() {
     };
     assert_eq!(holding(ApprovalMode::OnFailure, false), [true]);
     assert_eq!(holding(ApprovalMode::OnFailure, true), [false]);
-    assert_eq!(holding(ApprovalMode::OnRequest, false), [false]);
+    // It asks about effects alone.
+    assert_eq!(holding(ApprovalMode::OnRequest, false), [true]);
+    assert_eq!(holding(ApprovalMode::OnRequest, true), [false]);
     assert_eq!(holding(ApprovalMode::Never, false), [false]);
 }
 

@@ -33,6 +33,7 @@ enum Right {
     Exec,
     Connect,
     Secret,
+    Effect,
 }
 
 impl Key {
@@ -52,6 +53,11 @@ impl Key {
                 Right::Exec
             }
             Grant::Connect(_) => Right::Connect,
+            // A program that does it twice is asked about once, whatever its arguments are.
+            Grant::Effect(wanted) => {
+                object = wanted.to_string().into_bytes();
+                Right::Effect
+            }
             // Each secret is a question of its own, wherever it is on its way to.
             Grant::Secret(wanted) => {
                 object.push(0);
@@ -217,6 +223,7 @@ fn covers(granted: &Grant, wanted: &Grant) -> bool {
     match (granted, wanted) {
         (Grant::Connect(granted), Grant::Connect(wanted)) => granted.covers(wanted),
         (Grant::Secret(granted), Grant::Secret(wanted)) => granted.covers(wanted),
+        (Grant::Effect(granted), Grant::Effect(wanted)) => granted == wanted,
         _ => granted.path().zip(wanted.path()).is_some_and(|(granted, wanted)| wanted.starts_with(granted)),
     }
 }

@@ -13,7 +13,7 @@ use std::io::Read;
 use std::os::fd::AsFd;
 
 use rustix::fs::{Access, CWD, FileType, Mode, OFlags, ResolveFlags, openat2};
-use stockade_model::Operation;
+use stockade_model::{Grant, Operation};
 use stockade_sys::{Errno, resolve};
 
 use super::caller::Caller;
@@ -40,11 +40,16 @@ pub(super) struct Start {
 }
 
 impl Service {
-    /// What a call would run, to be decided on. Without rules, and for the
-    /// command itself, nothing is decided.
+    /// What a call would run, to be decided on. Nothing is for the command itself, nor where no
+    /// rule and no effect is about such a program.
     pub(super) fn read_exec(&mut self, caller: &Caller, at: bool) -> Result<Option<Deed>, Failure> {
         let found = self.program_to_run(caller, at);
-        if !self.has_started || self.powers.programs.is_empty() {
+        let programs = &self.powers.programs;
+        let is_plain = match &found {
+            Ok((object, called)) => programs.is_plain(&object.path, called.as_bytes()),
+            Err(_) => programs.has_no_rules(),
+        };
+        if !self.has_started || is_plain {
             if let Ok((object, _)) = found {
                 // The launcher tries one place after the other.
                 self.has_started = true;
@@ -67,7 +72,10 @@ impl Service {
                 true => programs.decide_in_layer(program),
                 false => programs.decide(program),
             };
-            decided.map_err(|refusal| refused(&program.path, refusal))?;
+            decided.map_err(|refusal| match &refusal.grant {
+                Some(Grant::Effect(_)) => refused(&program.command_line(), refusal),
+                _ => refused(&program.path, refusal),
+            })?;
         }
         if let (false, Some(last)) = (start.is_readable, start.programs.last()) {
             self.powers.programs.decide_unread(&last.path).map_err(|refusal| refused(&last.path, refusal))?;

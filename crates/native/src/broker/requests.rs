@@ -1,5 +1,5 @@
 //! What the door cannot decide: a target of a request to its proxies, a secret on
-//! its way where its hosts do not lead. Either is decided, held and answered as a
+//! its way where its hosts do not lead, what a request does outside. Each is decided, held and answered as a
 //! connect is.
 
 use stockade_egress::{Judge, Judgement, Permit, Wanted, Who};
@@ -45,6 +45,12 @@ fn decide(reach: &Reach, wanted: &Wanted) -> Result<String, Denied> {
         Wanted::Secret { secret, rule } => reach.decide_secret(secret, rule).map_err(|refusal| Denied {
             operation: Operation::Secret,
             object: secret.targets().to_string().into_bytes(),
+            layer: Layer::Network,
+            refusal,
+        }),
+        Wanted::Effect { effect, request, message } => reach.decide_effect(effect, message).map_err(|refusal| Denied {
+            operation: Operation::Connect,
+            object: request.clone().into_bytes(),
             layer: Layer::Network,
             refusal,
         }),

@@ -168,6 +168,7 @@ mod tests {
                     limits: Limits::default(),
                 },
                 grants: Vec::new(),
+                effects: Vec::new(),
                 level,
                 backend: "native".to_owned(),
             };

@@ -578,6 +578,7 @@ mod tests {
                 limits: Limits::default(),
             },
             grants: Vec::new(),
+            effects: Vec::new(),
             level: Level::Full,
             backend: "native".to_owned(),
         };

@@ -83,6 +83,7 @@ pub(super) fn honours(grant: &Grant, level: Level) -> bool {
     let holds = |path: &Path| [Tree::Workspace, Tree::Home].iter().any(|tree| path.starts_with(inside(*tree)));
     match grant {
         Grant::Write(path) | Grant::Socket(path) => level == Level::Full && holds(path.as_path()),
+        Grant::Effect(_) => true,
         Grant::Connect(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Listen(_) => level == Level::Full,
         // Its walls and its limits are those that it was made with; it has no agent.
         Grant::Read(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Limit(..) => false,

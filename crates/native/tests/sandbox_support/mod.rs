@@ -160,6 +160,7 @@ pub fn inside(script: &str) -> Plan {
         workspace: "/workspace".into(),
         profile: profile(),
         grants: Vec::new(),
+        effects: Vec::new(),
         level: Level::Full,
         backend: "native".to_owned(),
     }

@@ -104,6 +104,7 @@ pub fn plan(level: Level, workspace: &Path, argv: &[&str]) -> Plan {
             limits: Limits::default(),
         },
         grants: Vec::new(),
+        effects: Vec::new(),
         level,
         backend: "native".to_owned(),
     }

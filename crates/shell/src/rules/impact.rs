@@ -8,7 +8,7 @@ use crate::invocation::Invocation;
 use crate::judge::Judge;
 use crate::knowledge::impacts::{self, Options, Use};
 use crate::script::{Atom, Dynamic};
-use crate::words::Argument;
+use crate::words::{Argument, Flow};
 
 use super::hazards::matches;
 
@@ -30,6 +30,28 @@ pub(crate) fn of_denial(code: &str) -> Impact {
         "destroys-disk" | "destroys-system" | "destroys-home" | "wipes-log" => Impact::Irreversible,
         _ => Impact::Workspace,
     }
+}
+
+/// Effects that need no consent where a program is started: git's settings are judged by what
+/// they say when they are written.
+const JUDGED_ELSEWHERE: &[&str] = &["configures-program"];
+
+/// Whether a program of this name may have an effect that needs consent.
+pub(crate) fn is_known(program: &[u8]) -> bool {
+    impacts::of(program).next().is_some()
+}
+
+/// The effects of a program that is started with these arguments: codes and their messages.
+pub(crate) fn of_program(program: &[u8], arguments: &[Vec<u8>]) -> Vec<(&'static str, &'static str)> {
+    let arguments = arguments.iter().map(|text| Argument::known(text, (0, 0))).collect();
+    let invocation = Invocation::new(program.to_owned(), false, arguments, Flow::default(), (0, 0));
+    let line = Line::of(&invocation);
+    let is_had = |known: &&Use| !line.is_rehearsal(known) && matches!(line.is(known), Answer::Yes);
+    let mut codes: Vec<_> = impacts::of(program).filter(is_had).map(|known| known.code).collect();
+    codes.retain(|code| !JUDGED_ELSEWHERE.contains(code));
+    codes.sort_unstable();
+    codes.dedup();
+    codes.into_iter().map(|code| (code, impacts::meaning(code).1)).collect()
 }
 
 /// Records the effect that a code stands for.
@@ -59,7 +81,10 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
             continue;
         }
         match line.is(known) {
-            Answer::Yes => affect(judge, known.code, invocation.span),
+            Answer::Yes => {
+                affect(judge, known.code, invocation.span);
+                judge.effects.insert((known.code, invocation.name.clone()));
+            }
             Answer::Unknown => unknown = true,
             Answer::No => {}
         }
