@@ -110,7 +110,9 @@ fn has_quiet_hooks(hooks: &Path) -> bool {
 
 /// True if no variable of the caller's leads git to another repository or configuration.
 fn has_usual_environment(request: &Request, home: &Path) -> bool {
-    const HARMLESS: &[&str] = &["GIT_AUTHOR_", "GIT_COMMITTER_"];
+    // Who is told of, and what only an exchange with another host asks for.
+    const HARMLESS: &[&str] =
+        &["GIT_AUTHOR_", "GIT_COMMITTER_", "GIT_SSL_", "GIT_TERMINAL_PROMPT", "GIT_OPTIONAL_LOCKS"];
     // Only well-known programs pass by these: see `effective_environment`.
     const PROGRAMS: &[&str] = &["GIT_EDITOR", "GIT_SEQUENCE_EDITOR", "GIT_PAGER"];
     request.environment.iter().all(|(name, value)| match name.as_str() {
