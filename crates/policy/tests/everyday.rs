@@ -474,3 +474,48 @@ fn what_is_granted_by_hand_is_not_refused_by_its_text() {
     check("cp a .git/hooks/pre-commit; cp a ~/.bashrc", &[hooks], false, true, Verdict::Ask);
     check("cp a .git/hooks/pre-commit; rm -rf ~", &[hooks], false, true, Verdict::Ask);
 }
+
+/// The same of a program that git is told to start, in the file that was granted by its name.
+#[test]
+fn a_setting_in_a_file_that_is_granted_by_hand_needs_no_question() {
+    let config = "write /home/u/ws/.git/config";
+    let check = |command: &str, grants: &[&str], requested: bool, by_person: bool, expected: Verdict| {
+        let (home, workspace) = ("/home/u", "/home/u/ws");
+        let assessment = assess(command, home, workspace);
+        let mut request = request(command, workspace, ApprovalMode::OnFailure, grants);
+        if requested {
+            request.requested = request.grants.clone();
+        }
+        let ruling = rule_on(&settings(home, ""), &request, &assessment, by_person);
+        assert_eq!(ruling.decision.verdict, expected, "{command} {grants:?}: {:?}", ruling.decision);
+    };
+    let editor = "git config core.editor vim";
+    for command in [editor, "git config --local core.editor vim", "git config --add core.pager ./x"] {
+        check(command, &[config], false, true, Verdict::Allow);
+        check(command, &[], false, true, Verdict::Ask);
+        check(command, &["write /home/u/ws/.git/config.worktree"], false, true, Verdict::Ask);
+        // Only what is granted by its name.
+        check(command, &["write /home/u/ws"], false, true, Verdict::Ask);
+        check(command, &[config], true, true, Verdict::Ask);
+        check(command, &[config], false, false, Verdict::Ask);
+    }
+    for command in [
+        "git config --global core.editor vim",
+        "git config --system core.editor vim",
+        "git config --worktree core.editor vim",
+        "git config --file .git/config core.editor vim",
+        "git config --file /home/u/x core.editor vim",
+        "git -C ../y config core.editor vim",
+        "git --git-dir=../y/.git config core.editor vim",
+        "GIT_DIR=../y/.git git config core.editor vim",
+        "cd ../y && git config core.editor vim",
+        "cd $X && git config core.editor vim",
+        "git config core.editor vim; git config --file ../z core.editor vim",
+        "git config core.editor vim; git config --system core.editor vim",
+        "git config core.editor vim; git push -f",
+        "git config core.editor vim; cp a ../z",
+        "./git config core.editor vim",
+    ] {
+        check(command, &[config], false, true, Verdict::Ask);
+    }
+}

@@ -1,9 +1,12 @@
 //! Settings of a repository that a command writes by name: those that change what git
 //! shows, or how it stores what it has, are a change of the repository as any other.
 
+use stockade_model::{Capability, RawText};
+
 use crate::judge::Judge;
 use crate::knowledge::{Entry, Kind};
 use crate::options::Parsed;
+use crate::paths;
 
 /// Names that start nothing and lead nowhere, whatever their values. In lower case, as
 /// git compares them. Source: git-config(1) of git 2.47.
@@ -73,7 +76,22 @@ pub(super) fn judge(judge: &mut Judge, entry: &Entry, parsed: &Parsed, at: (usiz
         judge.ask("changes-repository", "Changes the repository or its work tree.", span);
     } else {
         judge.ask("unknown-operand", "An argument this program is not known to take.", span);
+        match file(judge, parsed) {
+            Some(file) => _ = judge.capabilities.insert(Capability::Write(RawText::from(file))),
+            None => super::confined::record(judge, span),
+        }
     }
+}
+
+/// The file that is written, where nothing says another: of the repository whose work tree
+/// the directory is.
+fn file(judge: &Judge, parsed: &Parsed) -> Option<Vec<u8>> {
+    const OTHERS: &[&str] = &["--global", "--system", "-f", "--file", "--blob"];
+    if parsed.uses(OTHERS) {
+        return None;
+    }
+    let name: &[u8] = if parsed.uses(&["--worktree"]) { b".git/config.worktree" } else { b".git/config" };
+    paths::absolute(name, judge.scope.cwd.as_deref())
 }
 
 fn is_harmless(key: &[u8]) -> bool {
