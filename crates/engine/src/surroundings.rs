@@ -5,11 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use stockade_model::{RawText, Request};
-use stockade_shell::{Neutralisation, default_toolchain, has_no_submodules, is_plain_configuration};
+use stockade_shell::{
+    Neutralisation, default_toolchain, has_no_submodules, is_plain_configuration, is_quiet_configuration,
+    is_quiet_hook, leaves_hooks,
+};
 
 /// Longest configuration that is read, in bytes.
 const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
@@ -20,6 +23,8 @@ const INDEX_BYTES_MAX: u64 = 64 << 20;
 pub fn hold(needed: &Neutralisation, request: &Request, home: &Path) -> bool {
     !needed.unknown_repository
         && needed.plain_repositories.iter().all(|directory| is_plain(directory.as_path()))
+        && (needed.quiet_repositories.is_empty() || has_usual_environment(request, home) && has_usual_hooks(home))
+        && needed.quiet_repositories.iter().all(|directory| is_quiet(directory.as_path()))
         && (!needed.rustup || toolchain(request, home).is_some())
 }
 
@@ -68,13 +73,64 @@ fn toolchain(request: &Request, home: &Path) -> Option<Toolchain> {
 /// is broken.
 fn is_plain(directory: &Path) -> bool {
     let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
+    all_around(&directory, is_plain_configuration, &|_| true)
+}
+
+/// True if no repository that git could find from a directory configures anything that git
+/// starts while it changes it. A directory that is not there yet may become one.
+fn is_quiet(directory: &Path) -> bool {
+    let Ok(directory) = fs::canonicalize(directory) else { return false };
+    // Also one without a work tree of its own, whose configuration may name one.
+    repository_around(&directory.join("within")).is_none()
+        && all_around(&directory, is_quiet_configuration, &has_quiet_hooks)
+}
+
+/// True if each repository around a directory has such a configuration, no submodules, and
+/// hooks that are as they must be.
+fn all_around(directory: &Path, configuration: fn(&[u8]) -> bool, hooks: &dyn Fn(&Path) -> bool) -> bool {
+    let is_fine = |git: &Path| {
+        common_of(git).is_some_and(|common| is_as_told(git, &common, configuration) && hooks(&common.join("hooks")))
+    };
     directory.ancestors().all(|above| match fs::metadata(above.join(".git")) {
         Err(_) => true,
-        Ok(found) if found.is_dir() => is_plain_repository(&above.join(".git")),
-        Ok(found) if found.is_file() => {
-            pointed_to(&above.join(".git"), above).is_some_and(|git| is_plain_repository(&git))
-        }
+        Ok(found) if found.is_dir() => is_fine(&above.join(".git")),
+        Ok(found) if found.is_file() => pointed_to(&above.join(".git"), above).is_some_and(|git| is_fine(&git)),
         Ok(_) => false,
+    })
+}
+
+fn has_quiet_hooks(hooks: &Path) -> bool {
+    match fs::read_dir(hooks) {
+        Ok(mut entries) => {
+            entries.all(|entry| entry.is_ok_and(|entry| is_quiet_hook(entry.file_name().as_encoded_bytes())))
+        }
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
+}
+
+/// True if no variable of the caller's leads git to another repository or configuration.
+fn has_usual_environment(request: &Request, home: &Path) -> bool {
+    // Who is told of, and what only an exchange with another host asks for.
+    const HARMLESS: &[&str] =
+        &["GIT_AUTHOR_", "GIT_COMMITTER_", "GIT_SSL_", "GIT_TERMINAL_PROMPT", "GIT_OPTIONAL_LOCKS"];
+    // Only well-known programs pass by these: see `effective_environment`.
+    const PROGRAMS: &[&str] = &["GIT_EDITOR", "GIT_SEQUENCE_EDITOR", "GIT_PAGER"];
+    request.environment.iter().all(|(name, value)| match name.as_str() {
+        "HOME" => value.as_path() == home,
+        "XDG_CONFIG_HOME" => value.as_path() == home.join(".config"),
+        name if name.starts_with("GIT_") => {
+            PROGRAMS.contains(&name) || HARMLESS.iter().any(|beginning| name.starts_with(beginning))
+        }
+        _ => true,
+    })
+}
+
+/// True if the person's own configuration leaves hooks in the repositories they belong to.
+fn has_usual_hooks(home: &Path) -> bool {
+    let own = [home.join(".gitconfig"), home.join(".config/git/config"), PathBuf::from("/etc/gitconfig")];
+    own.iter().all(|file| match fs::metadata(file) {
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+        Ok(_) => read(file, CONFIGURATION_BYTES_MAX).is_some_and(|text| leaves_hooks(&text)),
     })
 }
 
@@ -84,20 +140,24 @@ fn pointed_to(file: &Path, beside: &Path) -> Option<PathBuf> {
     Some(beside.join(text.strip_prefix("gitdir: ")?.trim_end_matches(['\n', '\r'])))
 }
 
-fn is_plain_repository(git: &Path) -> bool {
-    let common = match fs::metadata(git.join("commondir")) {
-        Err(_) => git.to_owned(),
-        Ok(_) => match read(&git.join("commondir"), 4096).and_then(|text| String::from_utf8(text).ok()) {
-            Some(text) => git.join(text.trim_end_matches(['\n', '\r'])),
-            None => return false,
-        },
-    };
-    let configuration = common.join("config");
-    let plain = fs::metadata(&configuration).is_err()
-        || read(&configuration, CONFIGURATION_BYTES_MAX).is_some_and(|text| is_plain_configuration(&text));
+/// The repository whose configuration and hooks hold in this one.
+fn common_of(git: &Path) -> Option<PathBuf> {
+    match fs::metadata(git.join("commondir")) {
+        Err(_) => Some(git.to_owned()),
+        Ok(_) => {
+            let text = read(&git.join("commondir"), 4096).and_then(|text| String::from_utf8(text).ok())?;
+            Some(git.join(text.trim_end_matches(['\n', '\r'])))
+        }
+    }
+}
+
+fn is_as_told(git: &Path, common: &Path, configuration: fn(&[u8]) -> bool) -> bool {
+    let config = common.join("config");
+    let plain = fs::metadata(&config).is_err()
+        || read(&config, CONFIGURATION_BYTES_MAX).is_some_and(|text| configuration(&text));
     let index = git.join("index");
     let whole = fs::metadata(&index).is_err() || read(&index, INDEX_BYTES_MAX).is_some_and(|i| has_no_submodules(&i));
-    plain && whole && !has_shared_index(git) && !has_shared_index(&common)
+    plain && whole && !has_shared_index(git) && !has_shared_index(common)
 }
 
 /// True if entries of the index stand in another file.
@@ -152,5 +212,40 @@ mod tests {
         write(&top.join(".git/worktrees/a/index"), "");
         write(&top.join(".git/sharedindex.12"), "");
         assert!(!is_plain(&inner));
+    }
+
+    #[test]
+    fn a_repository_that_starts_nothing_is_quiet() {
+        let Ok(directory) = tempfile::tempdir() else { panic!("no directory") };
+        let top = directory.path();
+        let inner = top.join("a/b");
+        fs::create_dir_all(&inner).ok();
+        assert!(is_quiet(&inner), "no repository at all");
+        assert!(!is_quiet(&top.join("not-there")));
+        write(&top.join(".git/config"), "[core]\n\tbare = false\n");
+        write(&top.join(".git/hooks/pre-commit.sample"), "");
+        assert!(is_quiet(&inner));
+        write(&top.join(".git/hooks/pre-commit"), "");
+        assert!(!is_quiet(&inner));
+        fs::remove_file(top.join(".git/hooks/pre-commit")).ok();
+        write(&top.join(".git/config"), "[core]\n\thooksPath = x\n");
+        assert!(!is_quiet(&inner) && is_plain(&inner));
+        write(&top.join(".git/config"), "");
+        // One without a work tree of its own.
+        for part in ["HEAD", "objects/x", "refs/x"] {
+            assert!(is_quiet(&inner), "{part}");
+            write(&top.join("a").join(part), "");
+        }
+        assert!(!is_quiet(&inner) && !is_quiet(&top.join("a")) && is_quiet(top));
+    }
+
+    #[test]
+    fn what_the_person_says_of_hooks_is_read() {
+        let Ok(directory) = tempfile::tempdir() else { panic!("no directory") };
+        assert!(has_usual_hooks(directory.path()));
+        write(&directory.path().join(".gitconfig"), "[user]\n\tname = x\n");
+        assert!(has_usual_hooks(directory.path()));
+        write(&directory.path().join(".config/git/config"), "[core]\n\thooksPath = .githooks\n");
+        assert!(!has_usual_hooks(directory.path()));
     }
 }

@@ -112,10 +112,10 @@ const LONGEST_WORD: usize = 24;
 /// failed and they had not passed.
 const TOLD: &[(&[&str], &[&str])] = &[
     (&["PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"], &["python*", "pip*", "pytest", "poetry", "uv", "tox", "jupyter*"]),
-    (&["PIP_*"], &["python*", "pip*", "pytest", "tox"]),
-    (&["UV_*"], &["uv", "uvx"]),
+    (&["PIP_FIND_LINKS", "PIP_CONFIG_FILE", "PIP_CONSTRAINT"], &["pip*"]),
+    (&["UV_PYTHON", "UV_CONFIG_FILE", "UV_FIND_LINKS"], &["uv", "uvx"]),
     (&["NODE_OPTIONS", "NODE_PATH"], &["node", "npm", "npx", "yarn", "pnpm", "tsc", "vite", "jest", "next"]),
-    (&["NPM_CONFIG_*", "npm_config_*"], &["npm", "npx", "pnpm"]),
+    (&["NPM_CONFIG_USERCONFIG", "NPM_CONFIG_PREFIX", "npm_config_prefix"], &["npm", "npx", "pnpm"]),
     (&["PERL5LIB", "PERL5OPT"], &["perl", "prove", "cpan*"]),
     (&["RUBYLIB", "RUBYOPT"], &["ruby", "rake", "bundle", "rspec"]),
     (&["JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS"], &["java*", "mvn", "mvnw", "gradle", "gradlew"]),

@@ -1,7 +1,9 @@
 //! Text that writes where something runs later, and the person has granted just that: the
 //! grant was the yes. Must not know modes or voices.
 
-use stockade_model::{Assessment, Capability, Grant, Impact, Request, Tier};
+use std::path::Path;
+
+use stockade_model::{Assessment, Capability, Finding, Grant, Impact, Request, Tier};
 
 /// What the classifier says of such a write.
 const PERSISTENCE: &str = "persistence";
@@ -9,30 +11,58 @@ const PERSISTENCE: &str = "persistence";
 const WRITERS: &[&str] =
     &["cat", "chmod", "cp", "echo", "install", "ln", "mkdir", "mv", "printf", "rm", "sed", "tee", "touch", "truncate"];
 
+/// What it says of a setting of a repository that names a program.
+const CONFIGURES: &str = "configures-program";
+/// What it may say of such a command besides, without telling of anything else that is done.
+const BESIDE_CONFIGURES: &[&str] =
+    &["changes-repository", "repository-configuration", "unknown-operand", "writing-option"];
+
 /// The assessment without what the person's own grants say yes to; none where they do not say
 /// it of every file that is written, or where something else than a writer is run.
 pub(crate) fn without_granted(assessment: &Assessment, request: &Request) -> Option<Assessment> {
-    let is_refused = |code: &str| code == PERSISTENCE;
-    let mut refused = assessment.findings.iter().filter(|finding| finding.tier == Tier::Deny).peekable();
-    if refused.peek().is_none() || !refused.all(|finding| is_refused(&finding.code)) {
-        return None;
-    }
     // What was only asked for is no yes.
     let own = request.grants.iter().filter(|grant| !request.requested.contains(grant));
-    let roots: Vec<_> =
-        own.filter_map(|grant| if let Grant::Write(root) = grant { Some(root) } else { None }).collect();
-    let is_granted = |need: &Capability| match need {
+    let roots: Vec<&Path> =
+        own.filter_map(|grant| if let Grant::Write(root) = grant { Some(root.as_path()) } else { None }).collect();
+    let is_granted = |code: &str| match code {
+        PERSISTENCE => writes_granted_files(assessment, &roots),
+        CONFIGURES => configures_granted_file(assessment, &roots),
+        _ => false,
+    };
+    let is_refused = |finding: &Finding| finding.tier == Tier::Deny || finding.code == CONFIGURES;
+    let mut refused = assessment.findings.iter().filter(|finding| is_refused(finding)).peekable();
+    if refused.peek().is_none() || !refused.all(|finding| is_granted(&finding.code)) {
+        return None;
+    }
+    let mut left = assessment.clone();
+    left.findings.retain(|finding| !is_refused(finding));
+    left.tier = left.findings.iter().map(|finding| finding.tier).max().unwrap_or(Tier::Ask);
+    left.impact = left.findings.iter().map(|finding| finding.impact).fold(Impact::Workspace, Impact::max);
+    Some(left)
+}
+
+fn writes_granted_files(assessment: &Assessment, roots: &[&Path]) -> bool {
+    assessment.capabilities.iter().all(|need| match need {
         Capability::Write(path) | Capability::Delete(path) => roots.iter().any(|root| path.as_path().starts_with(root)),
         Capability::Execute(program) => WRITERS.iter().any(|writer| program.as_bytes() == writer.as_bytes()),
         Capability::Read(_) => true,
         Capability::Network(_) | Capability::Secret(_) | Capability::Privilege(_) => false,
-    };
-    if !assessment.capabilities.iter().all(is_granted) {
-        return None;
-    }
-    let mut left = assessment.clone();
-    left.findings.retain(|finding| finding.tier != Tier::Deny);
-    left.tier = left.findings.iter().map(|finding| finding.tier).max().unwrap_or(Tier::Ask);
-    left.impact = left.findings.iter().map(|finding| finding.impact).max().unwrap_or(Impact::Workspace);
-    Some(left)
+    })
+}
+
+/// True where git writes a setting into files that were granted by their own names, and the
+/// text shows nothing else.
+fn configures_granted_file(assessment: &Assessment, roots: &[&Path]) -> bool {
+    let is_beside = |code: &str| code == CONFIGURES || BESIDE_CONFIGURES.contains(&code);
+    let mut writes = false;
+    let stays = assessment.capabilities.iter().all(|need| match need {
+        Capability::Write(path) => {
+            writes = true;
+            roots.contains(&path.as_path())
+        }
+        Capability::Execute(program) => program.as_bytes() == b"git",
+        _ => false,
+    });
+    let mut asking = assessment.findings.iter().filter(|finding| finding.tier > Tier::Allow);
+    stays && writes && asking.all(|finding| is_beside(&finding.code))
 }

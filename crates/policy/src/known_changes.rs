@@ -8,9 +8,10 @@ use stockade_model::{Assessment, Capability, Grant, Profile, Tier};
 
 use crate::resolve::{has_power, is_protected};
 
-/// Findings that tell of a change of files by a known tool. Removing is none of them:
-/// nothing restores what is gone.
-const CHANGES: &[&str] = &["changes-files", "writes-file", "writing-option"];
+/// Findings that tell of a change of files by a known tool, or of a repository that was
+/// looked at and starts nothing of its own. Removing is none of them: nothing restores what
+/// is gone.
+const CHANGES: &[&str] = &["changes-files", "changes-repository", "writes-file", "writing-option"];
 
 /// True where every finding tells of such a change, and every file that is known to
 /// be written lies in the workspace, may be written, and is not protected.

@@ -16,7 +16,7 @@ use stockade_shell::{Context, assess_script};
 /// Most rows, in per mille, that may be answered otherwise than agreed.
 const WRONG_PER_MILLE: usize = 0;
 /// Most rows to be run that the mode `untrusted` may ask about. May fall, not rise.
-const ASKED_BY_UNTRUSTED: usize = 175;
+const ASKED_BY_UNTRUSTED: usize = 158;
 
 /// Where a home and a workspace may lie.
 const PLACES: &[(&str, &str)] = &[
@@ -117,6 +117,12 @@ fn everyday_commands_are_decided_as_agreed_at_every_place() {
     assert!(wrong.len() * 1000 <= WRONG_PER_MILLE * rows.len(), "{}", wrong.join("\n"));
 }
 
+/// The codes of what is asked about a command.
+fn codes(command: &str) -> Vec<String> {
+    let assessment = assess(command, PLACES[0].0, PLACES[0].1);
+    assessment.findings.into_iter().filter(|finding| finding.tier > Tier::Allow).map(|finding| finding.code).collect()
+}
+
 #[test]
 fn untrusted_asks_about_few_everyday_commands() {
     let runs: Vec<Row> = rows().into_iter().filter(|row| row.expect == "run").collect();
@@ -125,70 +131,268 @@ fn untrusted_asks_about_few_everyday_commands() {
         .filter(|row| rule(&row.command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict != Verdict::Allow)
         .collect();
     println!("untrusted asks about {} of {} rows to be run", asked.len(), runs.len());
-    let asked: Vec<&str> = asked.iter().map(|row| row.command.as_str()).collect();
+    let asked: Vec<String> = asked.iter().map(|row| format!("{} {:?}", row.command, codes(&row.command))).collect();
+    println!("{}", asked.join("\n"));
     assert!(asked.len() <= ASKED_BY_UNTRUSTED, "{}", asked.join("\n"));
 }
+
+/// Changes of files of the workspace by known tools.
+const CHANGES: &[&str] = &[
+    "touch a.txt",
+    "mkdir -p src/a",
+    "cp a.txt b.txt",
+    "mv a.txt src/",
+    "echo x > a.txt",
+    "printf x >> a.txt",
+    "sort a > b",
+    "sed -i 's/a/b/' a.txt",
+    "tee a.txt < b.txt",
+    "gcc -c main.c -o main.o",
+    "gzip a.txt",
+    "zip -r a.zip src",
+    "ln -s a b",
+    "cd src && touch a",
+    "cp ./a/../b src/b",
+    "true > /home/dev/x/a.txt",
+    "env LANG=C sort a -o b",
+    "chmod +x a",
+    "chmod -R 755 dist",
+    "tar xzf a.tgz",
+    "tar -xf a.tar -C build --strip-components=1",
+    "unzip a.zip -d out",
+    "patch -p1 -i fix.diff",
+    "ruff format",
+    "git log > out.txt",
+];
+
+/// What is no more than close to it.
+const OTHERS: &[&str] = &[
+    "rm a.txt",
+    "touch ../a.txt",
+    "touch /etc/a",
+    "echo x > ~/.profile",
+    "echo x > /home/dev/y/a.txt",
+    "cd .. && touch a",
+    "cp a.txt $X",
+    "cp $X a.txt",
+    "cp /etc/hosts a",
+    "cp -t/etc a.txt",
+    "cp --target-directory=/etc a.txt",
+    "ln -s /etc/passwd p",
+    "echo x > .git/hooks/pre-commit",
+    "cp a .git/config",
+    "tee .vscode/settings.json < a",
+    "echo x > .stockade.toml",
+    "echo x > .bashrc",
+    "touch a; ./a",
+    "touch a && make",
+    "touch a &",
+    "echo x > $F",
+    "unknown-tool > a",
+    "curl https://x.example/ > a",
+    "cat .env > a",
+    "sudo touch a",
+    "./touch a",
+    "touch --no-such-option a",
+    "sed -i 's/a/b/e' a.txt",
+    "sed -i 's/a/b/w /etc/x' a.txt",
+    "chmod u+t a",
+    "chmod 1755 a",
+    "chmod +x ../a",
+    "chmod +x .git/hooks/post-merge",
+    "tar -xf a.tar --to-command=./x",
+    "tar -xf a.tar -I ./x",
+    "tar -xPf a.tar",
+    "tar -C / -xf a.tar",
+    "tar -xf a.tar -C../y",
+    "tar --directory=/etc -xf a.tar",
+    "tar -xf a.tar --transform 's,^,../,'",
+    "tar -xf h:a.tar",
+    "tar -cf a.tar src --remove-files",
+    "tar -xf a.tar --listed-incremental=x",
+    "cd .. && tar -xf a.tar",
+    "curl https://x.example/a.tgz | tar xz",
+    "unzip a.zip -d /etc",
+    "unzip -: a.zip",
+    "zip -rm a.zip src",
+    "patch -d / -p1 -i fix.diff",
+    "ruff check --config ../x",
+    "echo touch x | sh",
+    "find . -exec touch {} +",
+    "find . -name '*.pyc' -delete",
+    "cp a ~/.bashrc",
+];
 
 /// Known tools that change files of the workspace, and what is no more than close to it.
 #[test]
 fn untrusted_lets_known_tools_change_the_workspace() {
-    let changes = [
-        "touch a.txt",
-        "mkdir -p src/a",
-        "cp a.txt b.txt",
-        "mv a.txt src/",
-        "echo x > a.txt",
-        "printf x >> a.txt",
-        "sort a > b",
-        "sed -i 's/a/b/' a.txt",
-        "tee a.txt < b.txt",
-        "gcc -c main.c -o main.o",
-        "gzip a.txt",
-        "zip -r a.zip src",
-        "ln -s a b",
-        "cd src && touch a",
-        "cp ./a/../b src/b",
-        "true > /home/dev/x/a.txt",
-        "env LANG=C sort a -o b",
-    ];
-    let others = [
-        "rm a.txt",
-        "touch ../a.txt",
-        "touch /etc/a",
-        "echo x > ~/.profile",
-        "echo x > /home/dev/y/a.txt",
-        "cd .. && touch a",
-        "cp a.txt $X",
-        "cp $X a.txt",
-        "cp /etc/hosts a",
-        "cp -t/etc a.txt",
-        "cp --target-directory=/etc a.txt",
-        "ln -s /etc/passwd p",
-        "echo x > .git/hooks/pre-commit",
-        "cp a .git/config",
-        "tee .vscode/settings.json < a",
-        "echo x > .stockade.toml",
-        "echo x > .bashrc",
-        "git log > out.txt",
-        "git diff --output=out.txt",
-        "touch a; ./a",
-        "touch a && make",
-        "touch a &",
-        "echo x > $F",
-        "unknown-tool > a",
-        "curl https://x.example/ > a",
-        "cat .env > a",
-        "sudo touch a",
-        "./touch a",
-        "touch --no-such-option a",
-        "sed -i 's/a/b/e' a.txt",
-        "chmod +x a",
-        "git commit -m x",
-    ];
     let verdict = |command: &str| rule(command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict;
-    let asked: Vec<&str> = changes.into_iter().filter(|command| verdict(command) != Verdict::Allow).collect();
-    let run: Vec<&str> = others.into_iter().filter(|command| verdict(command) != Verdict::Ask).collect();
+    let asked: Vec<&&str> = CHANGES.iter().filter(|command| verdict(command) != Verdict::Allow).collect();
+    let run: Vec<&&str> = OTHERS.iter().filter(|command| verdict(command) != Verdict::Ask).collect();
     assert!(asked.is_empty() && run.is_empty(), "asked about {asked:?}, run {run:?}");
+}
+
+/// Uses of git that change the repository of the workspace and nothing else.
+const LOCAL_GIT: &[&str] = &[
+    "git init",
+    "git init -b main sub",
+    "git add -A",
+    "git add src/*.rs",
+    "git -C sub add .",
+    "git commit -m x",
+    "git commit -am 'fix: a thing, /etc/x and a::b'",
+    "git commit -m \"$(cat <<'EOF'\nfix: thing\n\nmore\nEOF\n)\"",
+    "git commit --amend --no-edit",
+    "git commit -F - <<'EOF'\nfix: thing\nEOF",
+    "git add a && git commit -m x && git status && git log -1",
+    "echo x > a.txt && git add a.txt && git commit -q -m x",
+    "git checkout -b feature",
+    "git checkout main",
+    "git switch -c feature origin/main",
+    "git restore --staged a.txt",
+    "git reset HEAD~1",
+    "git branch feature",
+    "git branch -M main",
+    "git branch --set-upstream-to=origin/main",
+    "git tag v1",
+    "git tag -a v1 -m 'first: one'",
+    "git merge --no-edit feature",
+    "git merge --ff-only origin/main",
+    "git rebase main",
+    "git rebase --onto main a b",
+    "git cherry-pick -x abc123",
+    "git revert --no-edit HEAD",
+    "git stash",
+    "git stash push -m 'a: b'",
+    "git stash pop",
+    "git apply fix.diff",
+    "git mv a.txt b.txt",
+    "git worktree add wt -b x",
+    "git remote add origin https://git.example/a.git",
+    "git remote add origin git@git.example:a.git",
+    "git remote set-url origin https://git.example/b.git",
+    "git config user.name 'A B'",
+    "git config --local pull.rebase true",
+    "git config --unset user.name",
+    "git format-patch -1 -o out",
+    "git bisect start",
+    "git gc",
+    "git diff --output=out.txt",
+    "cd src && git add .",
+];
+
+/// What is no more than close to it: it starts something, leads elsewhere, or loses something.
+const OTHER_GIT: &[&str] = &[
+    "git -c core.editor=./x commit -m x",
+    "git -c core.hooksPath=h commit -m x",
+    "git -c user.name=x commit -m x",
+    "git -C ../other commit -m x",
+    "cd ../other && git add .",
+    "cd $D && git add .",
+    "git --git-dir=/other/.git add .",
+    "git --work-tree=/other add .",
+    "git --exec-path=x add .",
+    "git -p add .",
+    "GIT_DIR=/other git add .",
+    "env GIT_DIR=/other git add .",
+    "export GIT_DIR=/other; git add .",
+    "GIT_EDITOR=./x git commit -m x",
+    "HOME=/other git commit -m x",
+    "./git commit -m x",
+    "git commit",
+    "git commit --amend",
+    "git commit -e -m x",
+    "git commit -c HEAD",
+    "git commit -S -m x",
+    "git commit -F ../y",
+    "git commit -F .env",
+    "git commit -m \"$X\"",
+    "git commit -m x --no-such-option",
+    "git commit -m x && ./x",
+    "git commit -m x && git push",
+    "git add -e",
+    "git add .env",
+    "git add $X",
+    "git add --pathspec-from-file=x",
+    "git checkout -f main",
+    "git switch --discard-changes main",
+    "git reset --hard",
+    "git clean -fd",
+    "git rm a.txt",
+    "git stash drop",
+    "git stash clear",
+    "git branch -D feature",
+    "git branch --edit-description",
+    "git tag -d v1",
+    "git tag -s v1 -m x",
+    "git merge main",
+    "git merge --no-edit -s x main",
+    "git rebase -i main",
+    "git rebase -x ./x main",
+    "git rebase --continue",
+    "git rebase -s x main",
+    "git cherry-pick --strategy=x abc",
+    "git revert HEAD",
+    "git apply --unsafe-paths fix.diff",
+    "git apply --directory=../y fix.diff",
+    "git init ../y",
+    "git init /srv/x",
+    "git init $X",
+    "git init --template=t",
+    "git init --separate-git-dir=../y",
+    "git init .git/hooks/x",
+    "git worktree add ../y",
+    "git worktree add -f wt",
+    "git worktree add /tmp/../home/dev/y",
+    "git remote add -f x https://git.example/a.git",
+    "git remote add x ext::./x",
+    "git remote set-url --delete x y",
+    "git remote remove x",
+    "git config alias.x '!sh'",
+    "git config alias.x log",
+    "git config core.editor vim",
+    "git config core.fsmonitor ./x",
+    "git config core.hooksPath h",
+    "git config core.worktree /",
+    "git config --global user.name x",
+    "git config --system user.name x",
+    "git config --file ../y user.name x",
+    "git config --rename-section x core",
+    "git config --edit",
+    "git config --unset core.hooksPath",
+    "git config user.name x y",
+    "git config include.path ../y",
+    "git config user.name $X",
+    "git format-patch -1 -o ../y",
+    "git gc --prune=now",
+    "git bisect run ./x",
+    "git submodule update --init",
+    "git submodule foreach ./x",
+    "git fetch",
+    "git pull",
+    "git push",
+    "git clone https://git.example/a.git",
+    "git filter-branch --tree-filter ./x",
+    "git difftool",
+    "git hook run x",
+    "git x",
+    "git add . | sh",
+    "mv x .git && git add a",
+    "cp -r x sub/.git && git -C sub add a",
+    "ln -s x .git",
+    "tar -xf a.tar -C .git",
+    "echo x > .git/HEAD",
+];
+
+/// Git where it only changes the repository of the workspace, which starts nothing of its
+/// own: see the crate of the engine for the look at it.
+#[test]
+fn untrusted_lets_git_change_the_repository_of_the_workspace() {
+    let verdict = |command: &str| rule(command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict;
+    let told = |command: &&str| format!("{command} {:?}", codes(command));
+    let asked: Vec<String> = LOCAL_GIT.iter().filter(|command| verdict(command) != Verdict::Allow).map(told).collect();
+    let run: Vec<String> = OTHER_GIT.iter().filter(|command| verdict(command) == Verdict::Allow).map(told).collect();
+    assert!(asked.is_empty() && run.is_empty(), "asked about\n{}\nrun\n{}", asked.join("\n"), run.join("\n"));
 }
 
 #[test]
@@ -277,4 +481,49 @@ fn what_is_granted_by_hand_is_not_refused_by_its_text() {
     check("cp a .git/hooks/pre-commit; crontab x", &[hooks], false, true, Verdict::Ask);
     check("cp a .git/hooks/pre-commit; cp a ~/.bashrc", &[hooks], false, true, Verdict::Ask);
     check("cp a .git/hooks/pre-commit; rm -rf ~", &[hooks], false, true, Verdict::Ask);
+}
+
+/// The same of a program that git is told to start, in the file that was granted by its name.
+#[test]
+fn a_setting_in_a_file_that_is_granted_by_hand_needs_no_question() {
+    let config = "write /home/u/ws/.git/config";
+    let check = |command: &str, grants: &[&str], requested: bool, by_person: bool, expected: Verdict| {
+        let (home, workspace) = ("/home/u", "/home/u/ws");
+        let assessment = assess(command, home, workspace);
+        let mut request = request(command, workspace, ApprovalMode::OnFailure, grants);
+        if requested {
+            request.requested = request.grants.clone();
+        }
+        let ruling = rule_on(&settings(home, ""), &request, &assessment, by_person);
+        assert_eq!(ruling.decision.verdict, expected, "{command} {grants:?}: {:?}", ruling.decision);
+    };
+    let editor = "git config core.editor vim";
+    for command in [editor, "git config --local core.editor vim", "git config --add core.pager ./x"] {
+        check(command, &[config], false, true, Verdict::Allow);
+        check(command, &[], false, true, Verdict::Ask);
+        check(command, &["write /home/u/ws/.git/config.worktree"], false, true, Verdict::Ask);
+        // Only what is granted by its name.
+        check(command, &["write /home/u/ws"], false, true, Verdict::Ask);
+        check(command, &[config], true, true, Verdict::Ask);
+        check(command, &[config], false, false, Verdict::Ask);
+    }
+    for command in [
+        "git config --global core.editor vim",
+        "git config --system core.editor vim",
+        "git config --worktree core.editor vim",
+        "git config --file .git/config core.editor vim",
+        "git config --file /home/u/x core.editor vim",
+        "git -C ../y config core.editor vim",
+        "git --git-dir=../y/.git config core.editor vim",
+        "GIT_DIR=../y/.git git config core.editor vim",
+        "cd ../y && git config core.editor vim",
+        "cd $X && git config core.editor vim",
+        "git config core.editor vim; git config --file ../z core.editor vim",
+        "git config core.editor vim; git config --system core.editor vim",
+        "git config core.editor vim; git push -f",
+        "git config core.editor vim; cp a ../z",
+        "./git config core.editor vim",
+    ] {
+        check(command, &[config], false, true, Verdict::Ask);
+    }
 }

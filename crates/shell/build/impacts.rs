@@ -110,7 +110,9 @@ impl Tables {
                     programs = text;
                     continue;
                 }
-                ("uses" | "except", Value::List(all)) => sequences(&all, |word| format!("&{:?}", alternatives(word))),
+                ("uses" | "except" | "harmless", Value::List(all)) => {
+                    sequences(&all, |word| format!("&{:?}", alternatives(word)))
+                }
                 ("says", Value::List(all)) => sequences(&all, |word| format!("{word:?}")),
                 ("needs", Value::List(all)) => {
                     let groups: Vec<String> = all.into_iter().map(|group| format!("&{:?}", list(group))).collect();

@@ -25,6 +25,7 @@ mod neutralise;
 mod options;
 mod parse;
 mod paths;
+mod quiet;
 mod readers;
 mod redirects;
 mod rules;
@@ -41,6 +42,7 @@ use crate::memory::Seen;
 use crate::words::{Argument, Flow};
 
 pub use crate::neutralise::{Neutralisation, default_toolchain, has_no_submodules, is_plain_configuration};
+pub use crate::quiet::{is_quiet_configuration, is_quiet_hook, leaves_hooks};
 
 /// Codes of findings about text that was not read.
 const NOT_UNDERSTOOD: &str = "not-understood";
@@ -68,8 +70,9 @@ pub struct Context {
 pub struct Judged {
     /// What the text shows.
     pub assessment: Assessment,
-    /// What must be taken away from a repository for an `allow` to hold. Empty
-    /// for any other tier: there a person decides, and hooks may be wanted.
+    /// What must be taken away from a repository for an `allow` to hold. For `ask` it is only
+    /// what must be looked at for the findings to hold: a person may decide there, and hooks
+    /// may be wanted. Empty for `deny`.
     pub neutralisation: Neutralisation,
     /// The effects that need consent and the programs that have them, as far as the text shows
     /// both: what a yes to the command agrees to.
@@ -252,15 +255,18 @@ fn finish(judge: Judge, length: usize) -> Judged {
     for span in findings.iter_mut().filter_map(|f| f.span.as_mut()) {
         *span = Span { start: span.start.min(length), end: span.end.min(length) };
     }
-    // Nothing is taken away from the repository for a run that is not `allow`.
-    if !judge.neutralised.is_empty() && findings.iter().any(|f| f.tier == Tier::Ask) {
+    // Nothing is taken away from the repository for a run that is not `allow`: it is only
+    // looked at, where that is enough.
+    let looked_at = Neutralisation::looked_at(&judge.neutralised);
+    if !judge.neutralised.is_empty() && looked_at.is_none() && findings.iter().any(|f| f.tier == Tier::Ask) {
         findings.push(repository_configuration(length));
     }
     findings.sort_by_key(|f| f.span.map_or((0, 0), |Span { start, end }| (start, end)));
     let tier = findings.iter().map(|f| f.tier).max().unwrap_or(Tier::Allow);
     let neutralisation = match tier {
         Tier::Allow => Neutralisation::of(&judge.neutralised),
-        Tier::Ask | Tier::Deny => Neutralisation::default(),
+        Tier::Ask => looked_at.unwrap_or_default(),
+        Tier::Deny => Neutralisation::default(),
     };
     // What is not known to read only may change the workspace.
     let least = if tier == Tier::Allow { Impact::Contained } else { Impact::Workspace };

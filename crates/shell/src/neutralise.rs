@@ -21,7 +21,10 @@ pub struct Neutralisation {
     /// Directories in which git looks for a repository that must be plain: see
     /// [`is_plain_configuration`], [`has_no_submodules`].
     pub plain_repositories: Vec<RawText>,
-    /// True if a repository of an unknown directory must be plain: it cannot be.
+    /// Directories in which git looks for a repository that must be quiet: see
+    /// [`is_quiet_configuration`], [`is_quiet_hook`], [`has_no_submodules`].
+    pub quiet_repositories: Vec<RawText>,
+    /// True if a repository of an unknown directory must be plain or quiet: it cannot be.
     pub unknown_repository: bool,
     /// True if `RUSTUP_TOOLCHAIN` must name the person's own toolchain.
     pub rustup: bool,
@@ -31,6 +34,21 @@ impl Neutralisation {
     /// True if nothing has to be done.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// What must be looked at where nothing can be carried, because not all of the command
+    /// is understood to read; none where looking is not enough.
+    pub(crate) fn looked_at(needed: &BTreeSet<(&'static str, Option<Vec<u8>>)>) -> Option<Self> {
+        let is_enough = |set: &str| knowledge::neutralising(set).is_some_and(|set| set.quiet);
+        if needed.is_empty() || !needed.iter().all(|(set, _)| is_enough(set)) {
+            return None;
+        }
+        let directories: BTreeSet<_> = needed.iter().map(|(_, directory)| directory.as_deref()).collect();
+        Some(Self {
+            unknown_repository: directories.contains(&None),
+            quiet_repositories: directories.into_iter().flatten().map(RawText::from).collect(),
+            ..Self::default()
+        })
     }
 
     /// The sets that a walk met, with their directories.
@@ -146,6 +164,12 @@ const PLAIN_SECTIONS: &[(&str, &[&str])] = &[
 /// that are known. Read by lines, because git ends a key at the line's end; a
 /// value that goes on is looked at as if it were a key and refused.
 pub fn is_plain_configuration(config: &[u8]) -> bool {
+    has_only(config, PLAIN_SECTIONS, &["diff", "merge", "core"])
+}
+
+/// True if a configuration holds these sections and keys and no others. A key may stand with
+/// the one value that it may have: `key=value`. `whole` sections have no subsections.
+pub(crate) fn has_only(config: &[u8], sections: &[(&str, &[&str])], whole: &[&str]) -> bool {
     let Ok(text) = std::str::from_utf8(config) else { return false };
     let mut keys: Option<&[&str]> = None;
     for line in text.lines() {
@@ -160,9 +184,9 @@ pub fn is_plain_configuration(config: &[u8]) -> bool {
             let after = header[name.len()..].trim_start();
             let named =
                 header.len() == name.len() || (after.starts_with('"') && after.ends_with('"') && !after.contains('\\'));
-            let Some((_, allowed)) = PLAIN_SECTIONS.iter().find(|(n, _)| *n == name) else { return false };
+            let Some((_, allowed)) = sections.iter().find(|(n, _)| *n == name) else { return false };
             // `diff "x"` is a driver, `[section] key` on one line is not read.
-            let driver = !after.is_empty() && matches!(name.as_str(), "diff" | "merge" | "core");
+            let driver = !after.is_empty() && whole.contains(&name.as_str());
             if !named || driver || !rest.trim().is_empty() {
                 return false;
             }
@@ -170,11 +194,15 @@ pub fn is_plain_configuration(config: &[u8]) -> bool {
             continue;
         }
         let key: String = line.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
-        let key = key.to_ascii_lowercase();
+        let (key, value) = (key.to_ascii_lowercase(), line[key.len()..].trim_start().strip_prefix('='));
+        let is_listed = |listed: &&str| match listed.split_once('=') {
+            Some((name, only)) => name == key && value.map(str::trim) == Some(only),
+            None => *listed == key,
+        };
         let plain = match keys {
             None => false,
             Some([]) => !key.is_empty(),
-            Some(allowed) => allowed.contains(&key.as_str()),
+            Some(allowed) => allowed.iter().any(is_listed),
         };
         if !plain || line.ends_with('\\') {
             return false;

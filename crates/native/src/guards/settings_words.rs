@@ -160,6 +160,10 @@ pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool 
             | "sparsecheckout" | "sparsecheckoutcone",
         ) => is_bool(value),
         ("core", "logallrefupdates") => is_bool(value) || value == b"always",
+        // Switched off, or what git would take by itself.
+        ("core", "fsmonitor") => is_bool(value) && !is_true(value),
+        ("core", "pager") => matches!(value, b"cat" | b"less"),
+        ("pager", _) => !value.is_empty() && is_bool(value),
         ("core", "autocrlf") => is_bool(value) || value == b"input",
         ("core", "safecrlf") => is_bool(value) || value == b"warn",
         ("core", "eol") => matches!(value, b"lf" | b"crlf" | b"native"),

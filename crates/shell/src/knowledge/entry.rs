@@ -8,6 +8,8 @@ use super::text::Value;
 pub(crate) enum Effect {
     Inert,
     Writes,
+    /// Changes the repository that holds the directory, and its work tree.
+    Repository,
     Deletes,
     /// Runs or loads code that the text does not show.
     Executes,
@@ -55,6 +57,18 @@ pub(crate) enum Kind {
     AwkFile,
     Jq,
     Rev,
+    /// Files or commits of the repository: text that no program takes for a file to open.
+    Pathspec,
+    /// A branch or a tag that is made or changed.
+    Branch,
+    /// A file or directory that a repository or a part of it is put to.
+    Place,
+    /// Of another repository.
+    Address,
+    /// The value that a name in git's configuration is given.
+    Setting,
+    /// Permissions of a file.
+    Mode,
     Date,
     Variable,
     Assignment,
@@ -91,6 +105,12 @@ const KINDS: &[(&str, Kind)] = &[
     ("awkfile", Kind::AwkFile),
     ("jq", Kind::Jq),
     ("rev", Kind::Rev),
+    ("pathspec", Kind::Pathspec),
+    ("branch", Kind::Branch),
+    ("place", Kind::Place),
+    ("address", Kind::Address),
+    ("setting", Kind::Setting),
+    ("mode", Kind::Mode),
     ("date", Kind::Date),
     ("variable", Kind::Variable),
     ("assignment", Kind::Assignment),
@@ -107,6 +127,7 @@ const KINDS: &[(&str, Kind)] = &[
 /// Names of the effects in `does`.
 const EFFECTS: &[(&str, Effect)] = &[
     ("writes", Effect::Writes),
+    ("repository", Effect::Repository),
     ("deletes", Effect::Deletes),
     ("executes", Effect::Executes),
     ("connects", Effect::Connects),
@@ -212,6 +233,7 @@ impl Entry {
             ("flags" | "valued" | "optional" | "pairs", Value::Text(text)) => self.add(text, Effect::Inert, key)?,
             ("reads", Value::Text(text)) => self.add(text, Effect::Reads, key)?,
             ("writes", Value::Text(text)) => self.add(text, Effect::Writes, key)?,
+            ("changes", Value::Text(text)) => self.add(text, Effect::Repository, key)?,
             ("deletes", Value::Text(text)) => self.add(text, Effect::Deletes, key)?,
             ("connects", Value::Text(text)) => self.add(text, Effect::Connects, key)?,
             ("executes", Value::Text(text)) => self.add(text, Effect::Executes, key)?,
@@ -280,7 +302,7 @@ fn harm(effect: Effect) -> u8 {
     match effect {
         Effect::Executes => 0,
         Effect::Privilege | Effect::Persists | Effect::System => 1,
-        Effect::Deletes | Effect::Writes => 2,
+        Effect::Deletes | Effect::Writes | Effect::Repository => 2,
         Effect::Connects => 3,
         Effect::Reads => 4,
         Effect::Inert => 5,
@@ -295,7 +317,7 @@ fn usual_kind(effect: Effect) -> Kind {
         Effect::Executes => Kind::Code,
         Effect::Connects => Kind::Host,
         Effect::Reads => Kind::Read,
-        Effect::Inert | Effect::Privilege | Effect::Persists | Effect::System => Kind::Text,
+        Effect::Inert | Effect::Repository | Effect::Privilege | Effect::Persists | Effect::System => Kind::Text,
     }
 }
 

@@ -7,6 +7,7 @@ use stockade_model::Impact;
 #[derive(Debug)]
 pub(crate) struct Use {
     pub uses: &'static [&'static [&'static [&'static str]]],
+    pub harmless: &'static [&'static [&'static [&'static str]]],
     pub except: &'static [&'static [&'static [&'static str]]],
     pub needs: &'static [&'static [&'static str]],
     pub hosts: &'static [&'static str],
@@ -24,6 +25,7 @@ pub(crate) struct Use {
 impl Use {
     const NONE: Self = Self {
         uses: &[],
+        harmless: &[],
         except: &[],
         needs: &[],
         hosts: &[],

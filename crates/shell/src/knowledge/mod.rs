@@ -74,6 +74,8 @@ pub(crate) struct Neutralising {
     pub config: Vec<&'static str>,
     pub repository: bool,
     pub rustup: bool,
+    /// Nothing needs to be taken away where the repository configures nothing.
+    pub quiet: bool,
 }
 
 /// The set of this name.
@@ -88,6 +90,7 @@ pub(crate) fn neutralising(name: &str) -> Option<Neutralising> {
             ("config", Value::List(list)) => set.config = list,
             ("repository", Value::Flag(flag)) => set.repository = flag,
             ("rustup", Value::Flag(flag)) => set.rustup = flag,
+            ("quiet", Value::Flag(flag)) => set.quiet = flag,
             ("source", Value::Text(_)) => {}
             _ => return None,
         }

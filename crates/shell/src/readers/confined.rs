@@ -2,7 +2,10 @@
 //! mean to the program: each that could be a path there is told.
 
 use crate::judge::Judge;
+use crate::knowledge::{Effect, Entry, Kind};
+use crate::options::Parsed;
 use crate::paths::{self, Place};
+use crate::rules;
 use crate::words::Argument;
 
 /// Tells of the first word of a writing command that may lead beyond the workspace.
@@ -14,6 +17,26 @@ pub(super) fn check(judge: &mut Judge, arguments: &[Argument]) {
     }
 }
 
+/// Tells of a value that leads out of the workspace, of a command that changes a
+/// repository. Its other words are text, or names within the repository.
+pub(super) fn check_places(judge: &mut Judge, entry: &Entry, parsed: &Parsed) {
+    if !entry.does.contains(&Effect::Repository) {
+        return;
+    }
+    let values =
+        parsed.values.iter().filter(|value| matches!(value.kind, Kind::Place | Kind::Read)).map(|value| &value.value);
+    let kinds = (0..).map(|index| entry.operand(index).map(|operand| operand.kind));
+    let operands = parsed.operands.iter().zip(kinds).filter(|(_, kind)| *kind == Some(Kind::Place));
+    let is_inside = |argument: &&Argument| {
+        let path = argument.literal().and_then(|text| paths::absolute(&text, judge.scope.cwd.as_deref()));
+        path.is_some_and(|path| paths::place(&path, judge.context) == Place::Workspace && !is_of_git(&path))
+    };
+    let beyond = values.chain(operands.map(|(operand, _)| operand)).find(|argument| !is_inside(argument));
+    if let Some(span) = beyond.map(|argument| argument.span) {
+        record(judge, span);
+    }
+}
+
 /// Records that a command which writes may do so beyond the workspace.
 pub(crate) fn record(judge: &mut Judge, at: (usize, usize)) {
     judge.ask("beyond-workspace", "Names a place beyond the workspace, or one that is not in the text.", at);
@@ -21,6 +44,11 @@ pub(crate) fn record(judge: &mut Judge, at: (usize, usize)) {
 
 fn is_inside(judge: &Judge, path: &[u8]) -> bool {
     matches!(paths::place(path, judge.context), Place::Workspace | Place::Temporary)
+}
+
+/// True for what git keeps, where a file may be a program or a setting.
+fn is_of_git(path: &[u8]) -> bool {
+    path.split(|b| *b == b'/').any(|name| name.eq_ignore_ascii_case(b".git"))
 }
 
 /// True if a word cannot name a place beyond the workspace.
@@ -41,5 +69,7 @@ fn leads_inside(judge: &Judge, path: &[u8]) -> bool {
     let is_remote = path.contains(&b':');
     let is_home = path.starts_with(b"~");
     let resolved = paths::absolute(path, judge.scope.cwd.as_deref());
-    !is_remote && !is_home && (path.is_empty() || resolved.is_some_and(|path| is_inside(judge, &path)))
+    let lies_inside =
+        |path: Vec<u8>| is_inside(judge, &path) && !rules::write::is_target(judge, &path) && !is_of_git(&path);
+    !is_remote && !is_home && (path.is_empty() || resolved.is_some_and(lies_inside))
 }

@@ -5,6 +5,7 @@
 pub(crate) mod confined;
 mod expressions;
 mod little_languages;
+mod settings;
 mod values;
 
 use stockade_model::Capability;
@@ -144,6 +145,7 @@ fn effect_finding(effect: Effect) -> (&'static str, &'static str) {
     match effect {
         Effect::Inert => ("", ""),
         Effect::Writes => ("changes-files", "Changes or creates files."),
+        Effect::Repository => ("changes-repository", "Changes the repository or its work tree."),
         Effect::Deletes => ("deletes-files", "Removes files or records."),
         Effect::Executes => ("runs-code", "Runs code that is not in the text."),
         Effect::Connects => ("network", "Reaches the network."),
@@ -198,6 +200,8 @@ fn check(judge: &mut Judge, entry: &'static Entry, arguments: &[Argument], at: (
     if changes {
         confined::check(judge, arguments);
     }
+    confined::check_places(judge, entry, &parsed);
+    settings::judge(judge, entry, &parsed, at);
     if acts {
         does(judge, entry, at);
         if entry.special {

@@ -50,6 +50,16 @@ pub(super) fn value_of(judge: &mut Judge, kind: Kind, value: &Argument) -> Flow 
         }
         Kind::Rev => revision(judge, value),
         Kind::ConfigKey => config_key(judge, value),
+        Kind::Pathspec => pathspec(judge, value),
+        Kind::Branch => {
+            judge.ask("changes-repository", "Changes the repository or its work tree.", value.span);
+            text(judge, value);
+        }
+        // Where it lies is judged with all words of the command.
+        Kind::Place | Kind::Setting => text(judge, value),
+        Kind::Address => address(judge, value),
+        Kind::Mode if is_plain_mode(&value.shown()) => {}
+        Kind::Mode => judge.ask("privilege", "Uses or changes privileges.", value.span),
         // `%G...` makes git run the gpg program that the repository names.
         Kind::Format
             if [&b"%G"[..], b"%+G", b"%-G", b"% G", b"signature"].iter().any(|p| contains(&value.shown(), p)) =>
@@ -78,6 +88,33 @@ pub(super) fn value_of(judge: &mut Judge, kind: Kind, value: &Argument) -> Flow 
         }
     }
     Flow::default()
+}
+
+/// Names of files or commits; what names a secret makes it part of the repository.
+fn pathspec(judge: &mut Judge, value: &Argument) {
+    dynamic_text(judge, value);
+    let path = judge.path(value);
+    if path.is_some_and(|path| paths::sensitivity(&path, judge.context) == Some(Sensitivity::Secret)) {
+        judge.ask("reads-secret", "Reads what looks like a secret.", value.span);
+    }
+}
+
+/// `helper::address` names a program that git starts for it.
+fn address(judge: &mut Judge, value: &Argument) {
+    if contains(&value.shown(), b"::") {
+        judge.ask("executing-option", "An address that names a program.", value.span);
+    }
+    text(judge, value);
+}
+
+/// Permissions without those by which a program runs as somebody else.
+fn is_plain_mode(mode: &[u8]) -> bool {
+    let is_number = mode.iter().all(|b| (b'0'..=b'7').contains(b));
+    match mode.len() {
+        3 if is_number => true,
+        4 if is_number => mode[0] == b'0',
+        _ => !is_number && mode.iter().all(|b| b"ugoa+-=rwxX,".contains(b)),
+    }
 }
 
 fn contains(text: &[u8], part: &[u8]) -> bool {

@@ -221,7 +221,8 @@ impl<'a> Line<'a> {
             && (known.says.is_empty() || self.says(known.says))
             && (known.last.is_empty() || self.ends_with(known.last, behind))
             && self.words[behind..].iter().filter(|w| is_operand(w)).count() >= known.operands
-            && !(known.loopback && self.stays_here(known));
+            && !(known.loopback && self.stays_here(known))
+            && !self.is_harmless(known, behind);
         if holds { Answer::Yes } else { Answer::No }
     }
 
@@ -258,6 +259,26 @@ impl<'a> Line<'a> {
             }
         }
         Found::No
+    }
+
+    /// True if nothing but a name and a harmless value of it stands behind the subcommand.
+    fn is_harmless(&self, known: &Use, behind: usize) -> bool {
+        let mut operands: Vec<&Word<'_>> = self.words[behind..].iter().filter(|word| is_operand(word)).collect();
+        // `git config set NAME VALUE`
+        if operands.len() == 3 && operands[0].text == b"set" {
+            operands.remove(0);
+        }
+        let is_sure = |word: &&Word<'_>| word.role == Role::Operand && word.argument.literal().is_some();
+        let is_one = |all: &[&str], word: &Word<'_>| {
+            let text = word.text.to_ascii_lowercase();
+            all.iter().any(|pattern| matches(pattern, &text))
+        };
+        let [name, value] = operands.as_slice() else { return false };
+        operands.iter().all(is_sure)
+            && known
+                .harmless
+                .iter()
+                .any(|pair| matches!(pair, [names, values] if is_one(names, name) && is_one(values, value)))
     }
 
     /// True if one of these words is there, with a value that counts.

@@ -284,7 +284,9 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     if version || !(sends || fetches || is_use(KEEPERS, invocation)) {
         return flow;
     }
-    judge.capabilities.insert(Capability::Network(None));
+    if !is_local_git(invocation) {
+        judge.capabilities.insert(Capability::Network(None));
+    }
     if sends {
         judge.seen.sends = true;
         let tainted = invocation.stdin.secret
@@ -339,4 +341,13 @@ fn keeps(invocation: &Invocation) -> bool {
         }
         _ => is_use(KEEPERS, invocation),
     }
+}
+
+/// True for uses of git that name a remote, or only look as if they pushed: nothing is
+/// reached. An address may still carry away what is put into it.
+fn is_local_git(invocation: &Invocation) -> bool {
+    const LOCAL: &[(&[u8], &[u8])] = &[(b"remote", b"add"), (b"remote", b"set-url"), (b"stash", b"push")];
+    let texts = invocation.texts();
+    let is_local = texts.windows(2).any(|pair| LOCAL.contains(&(pair[0].as_slice(), pair[1].as_slice())));
+    invocation.name == b"git" && is_local && !invocation.has("-f") && !invocation.has("--fetch")
 }

@@ -65,10 +65,14 @@ pub(crate) fn target(judge: &mut Judge, path: &[u8], whole: bool, at: (usize, us
     }
 }
 
+/// True for a file whose content runs, configures or records.
+pub(crate) fn is_target(judge: &Judge, path: &[u8]) -> bool {
+    paths::target(path, false, judge.context).is_some()
+}
+
 /// True for a file whose content runs or is secret.
 pub(super) fn is_guarded(judge: &Judge, path: &[u8]) -> bool {
-    paths::target(path, false, judge.context).is_some()
-        || paths::sensitivity(path, judge.context) == Some(paths::Sensitivity::Secret)
+    is_target(judge, path) || paths::sensitivity(path, judge.context) == Some(paths::Sensitivity::Secret)
 }
 
 /// Judges what a command's output into files amounts to.

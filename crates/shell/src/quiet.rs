@@ -1,0 +1,179 @@
+//! Is a repository quiet: does it configure nothing that git starts when it changes it?
+//! Told from the bytes of its files; reading them is for the caller.
+
+use crate::neutralise::has_only;
+
+/// Sections of a repository's configuration, and the keys that name no program, no place of
+/// programs and no other repository for the commands that change it locally; none listed:
+/// all of them. Programs that the person configures for all repositories are the person's.
+/// Source: git-config(1) of git 2.47.
+const QUIET_SECTIONS: &[(&str, &[&str])] = &[
+    (
+        "core",
+        &[
+            "repositoryformatversion",
+            "filemode",
+            "bare",
+            "logallrefupdates",
+            "ignorecase",
+            "precomposeunicode",
+            "symlinks",
+            "autocrlf",
+            "eol",
+            "safecrlf",
+            "whitespace",
+            "quotepath",
+            "longpaths",
+            "abbrev",
+            "commitgraph",
+            "multipackindex",
+            "untrackedcache",
+            "preloadindex",
+            "compression",
+            "bigfilethreshold",
+            "hidedotfiles",
+            "protecthfs",
+            "protectntfs",
+            "trustctime",
+            "checkstat",
+            "fsmonitor=false",
+        ],
+    ),
+    (
+        "remote",
+        &[
+            "url",
+            "pushurl",
+            "fetch",
+            "push",
+            "mirror",
+            "tagopt",
+            "prune",
+            "prunetags",
+            "skipdefaultupdate",
+            "followremotehead",
+            "gh-resolved",
+        ],
+    ),
+    (
+        "branch",
+        &[
+            "remote",
+            "pushremote",
+            "merge",
+            "rebase",
+            "description",
+            "sort",
+            "autosetupmerge",
+            "autosetuprebase",
+            "vscode-merge-base",
+            "gh-merge-base",
+        ],
+    ),
+    ("user", &["name", "email", "signingkey", "useconfigonly"]),
+    ("author", &["name", "email"]),
+    ("committer", &["name", "email"]),
+    ("init", &["defaultbranch"]),
+    ("pull", &["rebase", "ff"]),
+    ("push", &["default", "autosetupremote", "followtags", "gpgsign"]),
+    ("fetch", &["prune", "prunetags", "parallel", "writecommitgraph"]),
+    ("rebase", &["autostash", "autosquash", "updaterefs", "stat", "forkpoint"]),
+    ("rerere", &["enabled", "autoupdate"]),
+    ("stash", &["showpatch", "showstat", "showincludeuntracked"]),
+    ("commit", &["cleanup", "status", "verbose", "gpgsign"]),
+    ("tag", &["sort", "gpgsign"]),
+    ("gc", &["auto", "autodetach", "autopacklimit", "writecommitgraph", "pruneexpire", "reflogexpire"]),
+    ("maintenance", &["auto", "strategy"]),
+    ("index", &["version", "threads"]),
+    ("advice", &[]),
+    ("color", &[]),
+    // What only an exchange with another host asks for.
+    ("credential", &[]),
+    ("http", &[]),
+    ("url", &[]),
+    ("github", &[]),
+    ("gui", &["wmstate", "geometry"]),
+    ("log", &["date", "decorate", "abbrevcommit"]),
+    ("status", &["showuntrackedfiles", "branch", "short", "aheadbehind", "relativepaths"]),
+    ("merge", &["conflictstyle", "ff", "log", "stat", "renames", "renamelimit", "autostash"]),
+    ("diff", &["algorithm", "renames", "renamelimit", "colormoved", "mnemonicprefix", "noprefix", "context"]),
+    ("extensions", &["objectformat", "noop", "refstorage", "relativeworktrees"]),
+];
+
+/// True if a repository's configuration (`.git/config`, its bytes) names nothing that git
+/// starts: only sections and keys that are known.
+pub fn is_quiet_configuration(config: &[u8]) -> bool {
+    has_only(config, QUIET_SECTIONS, &["diff", "merge", "core", "gc", "init", "commit"])
+}
+
+/// True if a configuration of the person's leaves hooks where they lie in each repository:
+/// one that says where they lie, or goes on in another file, may lead into the work tree.
+pub fn leaves_hooks(config: &[u8]) -> bool {
+    let text = config.to_ascii_lowercase();
+    let says = |wanted: &[u8]| text.windows(wanted.len()).any(|part| part == wanted);
+    !says(b"hookspath") && !says(b"include")
+}
+
+/// True for a file in a directory of hooks that git does not start.
+pub fn is_quiet_hook(name: &[u8]) -> bool {
+    name.ends_with(b".sample")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(config: &str, quiet: bool) {
+        assert_eq!(is_quiet_configuration(config.as_bytes()), quiet, "{config}");
+    }
+
+    #[test]
+    fn configurations_that_start_nothing_are_quiet() {
+        check("", true);
+        check("[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tfsmonitor = false\n", true);
+        check("[remote \"origin\"]\n\turl = https://x\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n", true);
+        check("[branch \"main\"]\n\tremote = origin\n\tmerge = refs/heads/main\n[user]\n\tname = A\n", true);
+        for loud in [
+            "[core]\n\thooksPath = .githooks\n",
+            "[core]\n\tfsmonitor = true\n",
+            "[core]\n\tfsmonitor = ./x\n",
+            "[core]\n\tfsmonitor\n",
+            "[core]\n\tfsmonitor = false\\\n\t./x\n",
+            "[core]\n\teditor = ./x\n",
+            "[core]\n\tpager = ./x\n",
+            "[core]\n\tsshCommand = ./x\n",
+            "[core]\n\tworktree = /\n",
+            "[core]\n\tattributesFile = x\n",
+            "[pager]\n\tadd = ./x\n",
+            "[alias]\n\tx = !./x\n",
+            "[gpg]\n\tprogram = ./x\n",
+            "[filter \"x\"]\n\tclean = ./x\n",
+            "[merge \"x\"]\n\tdriver = ./x\n",
+            "[merge]\n\ttool = x\n",
+            "[diff]\n\texternal = ./x\n",
+            "[interactive]\n\tdiffFilter = ./x\n",
+            "[sequence]\n\teditor = ./x\n",
+            "[include]\n\tpath = ../x\n",
+            "[gc]\n\trecentObjectsHook = ./x\n",
+            "[pull]\n\ttwohead = x\n",
+            "[branch \"x\"]\n\tmergeOptions = -s x\n",
+            "[remote \"x\"]\n\tvcs = x\n",
+            "[remote \"x\"]\n\tpromisor = true\n",
+            "[extensions]\n\tpartialClone = x\n",
+            "[extensions]\n\tworktreeConfig = true\n",
+            "[init]\n\ttemplateDir = x\n",
+            "[submodule \"x\"]\n\tupdate = !./x\n",
+        ] {
+            check(loud, false);
+        }
+    }
+
+    #[test]
+    fn hooks_of_all_repositories_are_seen() {
+        assert!(leaves_hooks(b"[user]\n\tname = x\n[core]\n\teditor = vim\n"));
+        assert!(!leaves_hooks(b"[core]\n\tHooksPath = .githooks\n"));
+        assert!(!leaves_hooks(b"[includeIf \"gitdir:/\"]\n\tpath = x\n"));
+        assert!(is_quiet_hook(b"pre-commit.sample") && !is_quiet_hook(b"pre-commit"));
+    }
+}
