@@ -49,6 +49,8 @@ pub struct RuleJudge {
     pub stage: bool,
     /// What is changed in the workspace can be undone, whatever the profile says.
     pub undo: bool,
+    /// The backend can keep what a run changes: it was given a place for that.
+    pub can_keep: bool,
     /// What is read is recorded.
     pub trace: bool,
     /// Of a command in a sandbox that lasts: its workspace, on the host.
@@ -68,6 +70,7 @@ impl RuleJudge {
             neutralised: true,
             stage: false,
             undo: false,
+            can_keep: false,
             trace: false,
             inside: None,
             sandbox_backend: "native",
@@ -127,13 +130,14 @@ impl RuleJudge {
         rule_in(&self.settings, request, assessment, self.by_person, &self.around())
     }
 
-    /// Who and when, as far as a rule asks for it.
+    /// Who and when, as far as a rule asks for it, and what the sandbox can keep.
     fn around(&self) -> Circumstances {
         let asked = |asks: fn(&Rule) -> bool| self.settings.rules().any(asks);
         let now_ms = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map(|now| now.as_millis());
         Circumstances {
             user: if asked(Rule::asks_user) { user_name() } else { None },
             tool: None,
+            keeps_changes: self.can_keep.then_some(self.undo || self.stage),
             time_ms: if asked(Rule::asks_time) { now_ms().ok().and_then(|ms| ms.try_into().ok()) } else { None },
         }
     }

@@ -108,7 +108,10 @@ pub fn rule_in(
                     case.profile(&mut voices);
                 }
                 given = case.requested_powers(&found, around, &mut voices);
-                known_changes = only_changes_workspace(assessment, &profile, workspace);
+                known_changes = {
+                    let is_kept = |asked| asked || profile.filesystem.undo_bytes.is_some();
+                    only_changes_workspace(assessment, &profile, workspace, around.keeps_changes.is_some_and(is_kept))
+                };
             }
             !profile.sandboxed
         }

@@ -149,7 +149,12 @@ impl Runner<'_> {
     }
 
     fn run(&self, example: &Example, spoken: &mut [u64]) -> Result<ExampleResult, ConfigError> {
-        let around = Circumstances { user: example.user.clone(), tool: example.tool.clone(), time_ms: example.time_ms };
+        let around = Circumstances {
+            user: example.user.clone(),
+            tool: example.tool.clone(),
+            time_ms: example.time_ms,
+            keeps_changes: None,
+        };
         let given = [
             example.run.is_some(),
             example.argv.is_some(),

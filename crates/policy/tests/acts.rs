@@ -89,7 +89,7 @@ fn stage(approval_mode: ApprovalMode) -> Stage<'static> {
 
 fn nobody() -> Circumstances {
     // A Wednesday.
-    Circumstances { user: Some("u".into()), tool: None, time_ms: Some(1_704_276_000_000) }
+    Circumstances { user: Some("u".into()), tool: None, time_ms: Some(1_704_276_000_000), keeps_changes: None }
 }
 
 #[track_caller]
@@ -169,7 +169,7 @@ fn connections() {
 #[test]
 fn circumstances() {
     let at = |user: Option<&str>, time_ms| {
-        let around = Circumstances { user: user.map(str::to_owned), tool: None, time_ms };
+        let around = Circumstances { user: user.map(str::to_owned), tool: None, time_ms, keeps_changes: None };
         let host = host("pypi.org");
         let act = Act::Network { host: &host, port: None };
         decide_act(&settings(), act, &stage(ApprovalMode::OnFailure), &around).decision.verdict

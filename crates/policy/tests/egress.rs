@@ -295,7 +295,8 @@ fn a_rule_gives_a_signature_where_it_names_it_and_denies_it_with_its_host() {
 #[test]
 fn rules_about_hosts_hold_against_lists_and_grants() {
     let grant: [Grant; 1] = ["connect a.example.com:443".parse().unwrap()];
-    let around = Circumstances { user: Some("u".into()), tool: None, time_ms: Some(1_704_276_000_000) };
+    let around =
+        Circumstances { user: Some("u".into()), tool: None, time_ms: Some(1_704_276_000_000), keeps_changes: None };
     let bound = |source: &str| {
         let allow = "[profiles.workspace.egress]\nallow = [\"**.example.com\"]";
         let settings = merge(&[(Layer::System, allow), (Layer::User, source)]).unwrap();

@@ -10,7 +10,7 @@ use stockade_model::{
     ApprovalMode, Assessment, Command, GranularMode, Impact, Level, QuestionKind, RawText, Request, SandboxPreference,
     Tier, Verdict,
 };
-use stockade_policy::{Layer, LayerText, OwnDirectories, Ruling, Settings, rule_on};
+use stockade_policy::{Circumstances, Layer, LayerText, OwnDirectories, Ruling, Settings, rule_in, rule_on};
 use stockade_shell::{Context, assess_script};
 
 /// Most rows, in per mille, that may be answered otherwise than agreed.
@@ -230,6 +230,32 @@ fn untrusted_lets_known_tools_change_the_workspace() {
     let asked: Vec<&&str> = CHANGES.iter().filter(|command| verdict(command) != Verdict::Allow).collect();
     let run: Vec<&&str> = OTHERS.iter().filter(|command| verdict(command) != Verdict::Ask).collect();
     assert!(asked.is_empty() && run.is_empty(), "asked about {asked:?}, run {run:?}");
+}
+
+/// Where what a run removes can be brought back, removing within the workspace is a change as well.
+#[test]
+fn untrusted_lets_known_tools_remove_what_is_kept() {
+    let verdict = |command: &str, keeps_changes, source: &str| {
+        let place = ("/home/dev", "/home/dev/x");
+        let assessment = assess(command, place.0, place.1);
+        let request = request(command, place.1, ApprovalMode::Untrusted, &[]);
+        let around = Circumstances { keeps_changes, ..Circumstances::default() };
+        rule_in(&settings(place.0, source), &request, &assessment, true, &around).decision.verdict
+    };
+    let undo = "[profiles.workspace]\nundo = true\n";
+    for (command, keeps, source, expected) in [
+        ("rm a.txt", Some(true), "", Verdict::Allow),
+        ("rm -rf build", Some(true), "", Verdict::Allow),
+        ("rm -rf build", Some(false), undo, Verdict::Allow),
+        ("rm -rf build", Some(false), "", Verdict::Ask),
+        // Such a sandbox keeps nothing, whatever the profile says.
+        ("rm -rf build", None, undo, Verdict::Ask),
+        ("rm ../a.txt", Some(true), "", Verdict::Ask),
+        ("rm -rf .git/hooks", Some(true), "", Verdict::Ask),
+        ("rm \"$X\"", Some(true), "", Verdict::Ask),
+    ] {
+        assert_eq!(verdict(command, keeps, source), expected, "{command} {keeps:?} {source}");
+    }
 }
 
 /// Uses of git that change the repository of the workspace and nothing else.

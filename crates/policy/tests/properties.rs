@@ -88,7 +88,7 @@ fn assessment() -> impl Strategy<Value = Assessment> {
 fn circumstances() -> impl Strategy<Value = Circumstances> {
     let user = prop_oneof![Just(None), Just(Some("u".to_owned())), Just(Some("v".to_owned()))];
     let time = prop_oneof![Just(None), Just(Some(1_704_276_000_000)), Just(Some(1_704_535_200_000))];
-    (user, time).prop_map(|(user, time_ms)| Circumstances { user, tool: None, time_ms })
+    (user, time).prop_map(|(user, time_ms)| Circumstances { user, tool: None, time_ms, keeps_changes: None })
 }
 
 fn request(script: &str, mode: ApprovalMode, in_source: bool) -> Request {
@@ -136,7 +136,8 @@ fn acts(settings: &Settings) -> Vec<Verdict> {
         profile: "workspace",
         approval_mode: ApprovalMode::OnFailure,
     };
-    let around = Circumstances { user: Some("u".into()), tool: None, time_ms: Some(1_704_276_000_000) };
+    let around =
+        Circumstances { user: Some("u".into()), tool: None, time_ms: Some(1_704_276_000_000), keeps_changes: None };
     let source = Path::new("/home/u/work/src/a");
     let host = "a.example".parse().unwrap();
     [

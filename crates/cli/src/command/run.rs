@@ -171,6 +171,7 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
         judge: Arc::new(RuleJudge {
             stage: meant.stage,
             undo: meant.undo,
+            can_keep: inside.is_none(),
             trace: meant.trace,
             inside,
             sandbox_backend,

@@ -23,6 +23,9 @@ pub struct Circumstances {
     pub tool: Option<String>,
     /// Now, in milliseconds since the epoch.
     pub time_ms: Option<u64>,
+    /// Whether this run keeps what it changes in the workspace, whatever its profile says, so
+    /// that it can be taken back. None where such a sandbox keeps nothing.
+    pub keeps_changes: Option<bool>,
 }
 
 /// Something other than a command that rules speak of.

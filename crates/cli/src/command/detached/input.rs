@@ -197,6 +197,7 @@ impl Gate {
             neutralised: false,
             stage: false,
             undo: false,
+            can_keep: false,
             trace: false,
             sandbox_backend: BACKEND,
             host_backend: BACKEND,

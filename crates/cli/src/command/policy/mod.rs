@@ -97,7 +97,7 @@ fn read(path: &Path) -> Result<String, Failure> {
 
 /// What is known around a request that a person asks about here and now.
 fn around(tool: Option<&str>) -> Circumstances {
-    Circumstances { user: user_name(), tool: tool.map(str::to_owned), time_ms: Some(now_ms()) }
+    Circumstances { user: user_name(), tool: tool.map(str::to_owned), time_ms: Some(now_ms()), keeps_changes: None }
 }
 
 /// The user's name, from `/etc/passwd` and not from the environment, which

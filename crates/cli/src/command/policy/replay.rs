@@ -111,7 +111,8 @@ impl Replay<'_> {
         }
         let Some(settings) = self.by_workspace.get(&workspace) else { return Ok(String::new()) };
         // Who ran it is not on the record; it was this person's own.
-        let around = Circumstances { user: super::user_name(), tool: None, time_ms: Some(time_ms) };
+        let around =
+            Circumstances { user: super::user_name(), tool: None, time_ms: Some(time_ms), keeps_changes: None };
         let after = rule_in(settings, request, assessment, true, &around).decision;
         self.counts.decided += 1;
         if after.verdict == before.verdict {
