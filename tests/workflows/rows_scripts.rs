@@ -1,6 +1,9 @@
 //! Languages that are run from their text, and their package managers. Nothing comes from a
 //! network.
 
+use stockade_tests::Level;
+
+use crate::way::Way;
 use crate::workflow::Workflow;
 
 const NPM: Workflow = Workflow { needs: &["npm", "node"], before: OFFLINE, ..Workflow::NEW };
@@ -75,7 +78,7 @@ pub const ALL: &[Workflow] = &[
     Workflow {
         id: "python-processes",
         work: "/usr/bin/python3 -c 'import multiprocessing as m\nif __name__ == \"__main__\":\n  with m.Pool(2) as p: assert p.map(abs, [-1, -2]) == [1, 2]\n'",
-        refused: Some((stockade_tests::Level::Restricted, "its semaphores lie in /dev/shm, which is the host's there")),
+        refused: &[(Way::Sandboxed(Level::Restricted), "its semaphores lie in /dev/shm, which is the host's there")],
         ..PYTHON
     },
     Workflow {
@@ -147,7 +150,7 @@ pub const ALL: &[Workflow] = &[
             \"metadata\":{\"kernelspec\":{\"display_name\":\"p\",\"language\":\"python\",\"name\":\"python3\"}},\"nbformat\":4,\"nbformat_minor\":4}' >n.ipynb",
         work: "PATH=/usr/bin:/bin jupyter-nbconvert --log-level ERROR --to notebook --execute n.ipynb --output done.ipynb",
         after: "grep 42 done.ipynb",
-        refused: Some((stockade_tests::Level::Restricted, "its message library makes a UDP socket to read addresses")),
+        refused: &[(Way::Sandboxed(Level::Restricted), "its message library makes a UDP socket to read addresses")],
         ..Workflow::NEW
     },
     Workflow {
