@@ -19,7 +19,7 @@ use crate::world::{World, sysroot};
 /// Where commands find programs, the last of them where Debian has those of a database server.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin:/usr/lib/postgresql/15/bin";
 /// What of the machine's Rust toolchain is in the image: what builds and runs.
-const TOOLCHAIN: &str = "bin/cargo bin/rustc bin/rustdoc lib/*.so* lib/rustlib/$HOST/lib";
+const TOOLCHAIN: &str = "bin/cargo bin/rustc bin/rustdoc lib/*.so* lib/rustlib/$HOST";
 /// Where a sandbox has its workspace.
 const WORKSPACE: &str = "/workspace";
 
