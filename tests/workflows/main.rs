@@ -67,8 +67,13 @@ impl fmt::Display for Task {
     }
 }
 
+/// Workflows that may be refused somewhere, see [`Workflow::refused`].
+const REFUSED_MAX: usize = 6;
+
 fn tasks(everywhere: bool, peers: bool, tools: Tools) -> Vec<Task> {
     let all = [rows_build::ALL, rows_git::ALL, rows_hinted::ALL, rows_scripts::ALL, rows_serve::ALL].concat();
+    let refused = all.iter().filter(|workflow| !workflow.refused.is_empty()).count();
+    assert!(refused <= REFUSED_MAX, "{refused} workflows are refused somewhere");
     let mut tasks = Vec::new();
     for workflow in all.iter().copied() {
         let mut add = |user, place, way| tasks.push(Task { workflow, user, place, way });
