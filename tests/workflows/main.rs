@@ -2,15 +2,17 @@
 //! refused on the way. Each workflow has a control without a sandbox.
 //!
 //! ```text
-//! cargo test -p stockade-tests --test workflows -- [FILTER] [--list] [--everywhere] [--peers]
+//! cargo test -p stockade-tests --test workflows -- [FILTER] [--list] [--everywhere] [--docker] [--peers]
 //! ```
 //! A task is named `WORKFLOW/USER/PLACE/LEVEL` or `WORKFLOW/control`; FILTER is a part of that,
 //! or several, parted by commas. `STOCKADE_BIN` names the program to test. A workspace below the
 //! home is tried at both levels; with `--everywhere` one in `/tmp` and one in `/srv` besides, with
-//! `--peers` in neighbouring sandboxes.
+//! `--peers` in neighbouring sandboxes. In a sandbox of Docker's a part of them is played, whose
+//! tools are few; all of them with `--docker`, where an image with all tools is made.
 #![allow(missing_docs, reason = "a test binary has no users")]
 #![allow(clippy::disallowed_methods, reason = "starting programs without a sandbox is what controls are")]
 
+mod docker;
 mod rows_build;
 mod rows_git;
 mod rows_hinted;
@@ -29,6 +31,7 @@ use stockade_testkit::suite::{DECLARED, FAILED, PASSED, UNAVAILABLE, play};
 use stockade_testkit::{Ended, Output, User};
 use stockade_tests::Level;
 
+use crate::docker::{Lazy, Tools};
 use crate::way::{Peer, Way};
 use crate::workflow::{Became, Workflow};
 use crate::world::Place;
@@ -58,15 +61,21 @@ impl fmt::Display for Task {
         match self.way {
             Way::Bare => write!(f, "{id}/control"),
             Way::Sandboxed(level) => write!(f, "{id}/{user}/{place}/{}", level.word()),
+            Way::Docker => write!(f, "{id}/{user}/{place}/docker"),
             Way::Peer(peer) => write!(f, "{id}/{user}/{place}/{}", peer.word()),
         }
     }
 }
 
-fn tasks(everywhere: bool, peers: bool) -> Vec<Task> {
+/// Workflows that may be refused somewhere, see [`Workflow::refused`].
+const REFUSED_MAX: usize = 6;
+
+fn tasks(everywhere: bool, peers: bool, tools: Tools) -> Vec<Task> {
     let all = [rows_build::ALL, rows_git::ALL, rows_hinted::ALL, rows_scripts::ALL, rows_serve::ALL].concat();
+    let refused = all.iter().filter(|workflow| !workflow.refused.is_empty()).count();
+    assert!(refused <= REFUSED_MAX, "{refused} workflows are refused somewhere");
     let mut tasks = Vec::new();
-    for workflow in all {
+    for workflow in all.iter().copied() {
         let mut add = |user, place, way| tasks.push(Task { workflow, user, place, way });
         add(User::Ordinary, Place::Home, Way::Bare);
         for user in User::available() {
@@ -81,20 +90,28 @@ fn tasks(everywhere: bool, peers: bool) -> Vec<Task> {
             }
         }
     }
+    // The last: until the image is there, none of them can be played.
+    let users = User::available().into_iter().filter(|user| tools == Tools::All || *user == User::Ordinary);
+    for user in users {
+        let workflows = all.iter().copied().filter(|workflow| tools.suffice(workflow.needs));
+        tasks.extend(workflows.map(|workflow| Task { workflow, user, place: Place::Served, way: Way::Docker }));
+    }
     tasks
 }
 
 fn run(arguments: &[String]) -> Result<ExitCode> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
     let filter = arguments.iter().find(|a| !a.starts_with('-')).cloned().unwrap_or_default();
-    let mut tasks = tasks(has("--everywhere"), has("--peers"));
+    let tools = if has("--docker") { Tools::All } else { Tools::Few };
+    let mut tasks = tasks(has("--everywhere"), has("--peers"), tools);
     tasks.retain(|task| filter.split(',').any(|part| task.to_string().contains(part)));
     if has("--list") {
         tasks.iter().for_each(|task| println!("{task}: test"));
         return Ok(ExitCode::SUCCESS);
     }
+    let lazy = Lazy::new(tools);
     let tally = play(tasks, PARALLEL, |task| {
-        let (code, text) = match task.workflow.play(task.user, task.place, task.way)? {
+        let (code, text) = match task.workflow.play(task.user, task.place, task.way, &lazy)? {
             Became::Passed => (PASSED, String::new()),
             Became::Failed(why) => (FAILED, why),
             Became::NotRun(why) => (UNAVAILABLE, why),
@@ -103,5 +120,6 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
         let ended = Ended::Code(code.into());
         Ok(Output { ended, stdout: text, stderr: String::new(), elapsed: Duration::ZERO, held_open: false })
     });
+    lazy.demand_empty()?;
     Ok(tally.report())
 }

@@ -1,12 +1,17 @@
 //! Languages that are run from their text, and their package managers. Nothing comes from a
 //! network.
 
+use stockade_tests::Level;
+
+use crate::way::Way;
 use crate::workflow::Workflow;
 
 const NPM: Workflow = Workflow { needs: &["npm", "node"], before: OFFLINE, ..Workflow::NEW };
 /// As without a network: neither packages nor npm itself are looked up.
 const OFFLINE: &str = "printf 'audit=false\\nupdate-notifier=false\\n' >.npmrc";
 const PYTHON: Workflow = Workflow { needs: &["python3"], ..Workflow::NEW };
+/// What no grant changes: datagrams have no way out there.
+const NO_DATAGRAMS: &str = "its message library makes a UDP socket to read addresses";
 /// A package beside the workspace, with a program, as a directory and as an archive.
 const PACKAGE: &str = "printf 'audit=false\\nupdate-notifier=false\\n' >.npmrc; mkdir ../dep; cd ../dep; \
     printf '{\"name\":\"dep\",\"version\":\"1.0.0\",\"bin\":{\"dep\":\"cli.js\"},\"main\":\"index.js\"}' >package.json; \
@@ -75,7 +80,7 @@ pub const ALL: &[Workflow] = &[
     Workflow {
         id: "python-processes",
         work: "/usr/bin/python3 -c 'import multiprocessing as m\nif __name__ == \"__main__\":\n  with m.Pool(2) as p: assert p.map(abs, [-1, -2]) == [1, 2]\n'",
-        refused: Some((stockade_tests::Level::Restricted, "its semaphores lie in /dev/shm, which is the host's there")),
+        refused: &[(Way::Sandboxed(Level::Restricted), "its semaphores lie in /dev/shm, which is the host's there")],
         ..PYTHON
     },
     Workflow {
@@ -147,7 +152,7 @@ pub const ALL: &[Workflow] = &[
             \"metadata\":{\"kernelspec\":{\"display_name\":\"p\",\"language\":\"python\",\"name\":\"python3\"}},\"nbformat\":4,\"nbformat_minor\":4}' >n.ipynb",
         work: "PATH=/usr/bin:/bin jupyter-nbconvert --log-level ERROR --to notebook --execute n.ipynb --output done.ipynb",
         after: "grep 42 done.ipynb",
-        refused: Some((stockade_tests::Level::Restricted, "its message library makes a UDP socket to read addresses")),
+        refused: &[(Way::Sandboxed(Level::Restricted), NO_DATAGRAMS), (Way::Docker, NO_DATAGRAMS)],
         ..Workflow::NEW
     },
     Workflow {

@@ -1,4 +1,4 @@
-//! How a workflow is run: without a sandbox, in ours, or in a neighbour's with what is the
+//! How a workflow is run: without a sandbox, in ours, in one of ours that Docker makes, or in a neighbour's with what is the
 //! closest to our profile that its own command line offers.
 
 use std::fs;
@@ -15,16 +15,8 @@ const TEMPORARY_OF_SRT: &str = "/tmp/claude";
 pub enum Way {
     Bare,
     Sandboxed(Level),
+    Docker,
     Peer(Peer),
-}
-
-impl Way {
-    pub fn level(self) -> Option<Level> {
-        match self {
-            Self::Sandboxed(level) => Some(level),
-            Self::Bare | Self::Peer(_) => None,
-        }
-    }
 }
 
 /// A neighbour that a package manager installs.

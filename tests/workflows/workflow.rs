@@ -2,9 +2,10 @@
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use stockade_testkit::{Ended, User};
+use stockade_testkit::{Ended, Output, User};
 use stockade_tests::Level;
 
+use crate::docker::{Docker, Lazy, Sandbox};
 use crate::way::Way;
 use crate::world::{Place, World};
 
@@ -23,8 +24,8 @@ pub struct Workflow {
     pub after: &'static str,
     /// Why root cannot do it, without a sandbox either.
     pub not_as_root: Option<&'static str>,
-    /// Where it is refused, and why that must be so.
-    pub refused: Option<(Level, &'static str)>,
+    /// The ways in which it is refused, and why that must be so.
+    pub refused: &'static [(Way, &'static str)],
     /// Whether it needs a power, which a first run says in its hints.
     pub hinted: bool,
     /// What the tool tries and goes on without: a part of the path of each.
@@ -40,7 +41,7 @@ impl Workflow {
         work: "",
         after: "",
         not_as_root: None,
-        refused: None,
+        refused: &[],
         hinted: false,
         does_without: &[],
     };
@@ -49,80 +50,142 @@ impl Workflow {
     ///
     /// # Errors
     /// Where nothing could be made ready.
-    pub fn play(&self, user: User, place: Place, way: Way) -> Result<Became> {
+    pub fn play(&self, user: User, place: Place, way: Way, docker: &Lazy) -> Result<Became> {
         let world = World::new(user, place)?;
-        if let Some(missing) = self.needs.iter().find(|program| !world.has(program)) {
-            return Ok(Became::NotRun(format!("there is no {missing}")));
-        }
-        if let Some(why) = self.not_as_root.filter(|_| user == User::Root) {
-            return Ok(Became::NotRun(why.to_owned()));
-        }
-        // A run has a `/tmp` of its own, in which nothing lies beside its workspace.
-        let is_apart =
-            place == Place::Temporary && way != Way::Bare && [self.work, self.before].concat().contains("../");
-        if is_apart && self.hinted {
-            return Ok(Became::NotRun("what runs write beside a workspace in /tmp is gone with them".to_owned()));
+        if let Some(why) = self.why_not(&world, user, place, way) {
+            return Ok(Became::NotRun(why));
         }
         let script = |text: &str| format!("set -eu\n{text}");
-        let before = world.bare(&script(self.before))?;
-        if before.ended != Ended::Code(0) {
-            return Ok(Became::Failed(format!("it cannot be made ready: {}", before.text())));
+        let before = || -> Result<Option<Became>> {
+            let before = world.bare(&script(self.before))?;
+            Ok((before.ended != Ended::Code(0))
+                .then(|| Became::Failed(format!("it cannot be made ready: {}", before.text()))))
+        };
+        if way == Way::Docker {
+            let docker = docker.docker()?;
+            if let Some(missing) = self.needs.iter().find(|program| !docker.has(program)) {
+                return Ok(Became::NotRun(format!("there is no {missing} in the image")));
+            }
+            return match before()? {
+                Some(failed) => Ok(failed),
+                None => self.contained(&world, docker, &script),
+            };
+        }
+        if let Some(failed) = before()? {
+            return Ok(failed);
         }
         let told = match way {
-            Way::Bare => {
-                let output = world.bare(&script(self.work))?;
-                (output.ended != Ended::Code(0)).then(|| output.text())
-            }
-            Way::Peer(peer) if peer.program().is_none() => {
-                return Ok(Became::NotRun(format!("{} is not installed", peer.word())));
-            }
-            Way::Peer(peer) => {
-                let output = world.peer(peer, &script(self.work))?;
-                (output.ended != Ended::Code(0)).then(|| output.text())
-            }
-            Way::Sandboxed(level) => {
-                let grants = match (self.hinted, is_apart) {
-                    (true, _) => hinted(&world, level, &script(self.work))?,
-                    (false, true) => Ok(vec![format!("read {}", world.around().display())]),
-                    (false, false) => Ok(Vec::new()),
-                };
-                match grants {
-                    Ok(grants) => self.sandboxed(&world, level, &grants, &script(self.work))?,
-                    Err(why) => Some(why),
-                }
-            }
+            Way::Sandboxed(level) => self.sandboxed(&world, level, place, &script(self.work))?,
+            Way::Peer(peer) => failure(&world.peer(peer, &script(self.work))?),
+            Way::Bare | Way::Docker => failure(&world.bare(&script(self.work))?),
         };
-        if let Some(told) = told {
-            return Ok(match self.refused {
-                Some((at, why)) if Some(at) == way.level() => Became::Refused(why.to_owned()),
-                _ => Became::Failed(told),
-            });
+        match told {
+            Some(told) => Ok(self.hindered(way, told)),
+            None => Ok(done(&world.bare(&script(self.after))?)),
         }
-        let after = world.bare(&script(self.after))?;
-        Ok(match after.ended {
-            Ended::Code(0) => Became::Passed,
-            _ => Became::Failed(format!("it was not done: {}", after.text())),
-        })
     }
 
-    /// What hindered it, if anything: a failure, or a power that was refused although it ended well.
-    fn sandboxed(&self, world: &World, level: Level, grants: &[String], script: &str) -> Result<Option<String>> {
-        let output = world.stockade(level, &with("--grant", grants), script)?;
+    /// Why it cannot be played here.
+    fn why_not(&self, world: &World, user: User, place: Place, way: Way) -> Option<String> {
+        if let Some(missing) = self.needs.iter().find(|program| !world.has(program)) {
+            return Some(format!("there is no {missing}"));
+        }
+        if let Some(why) = self.not_as_root.filter(|_| user == User::Root) {
+            return Some(why.to_owned());
+        }
+        // A run has a `/tmp` of its own, in which nothing lies beside its workspace.
+        if self.hinted && place == Place::Temporary && way != Way::Bare && self.has_beside() {
+            return Some("what runs write beside a workspace in /tmp is gone with them".to_owned());
+        }
+        match way {
+            Way::Peer(peer) if peer.program().is_none() => Some(format!("{} is not installed", peer.word())),
+            Way::Docker if !User::available().contains(&User::Root) => {
+                Some("an engine of the suite's own needs root".to_owned())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether something lies beside the workspace.
+    fn has_beside(&self) -> bool {
+        [self.work, self.before].concat().contains("../")
+    }
+
+    /// What becomes of it in a container. Its home is the sandbox's own, and looked at there.
+    fn contained(&self, world: &World, docker: &Docker, script: &dyn Fn(&str) -> String) -> Result<Became> {
+        let sandbox = Sandbox::create(docker, world, self.has_beside())?;
+        let work = script(self.work);
+        let first = sandbox.run(&[], &work)?;
+        let told = match self.hindrance(&first.output, &first.outcome) {
+            Some(_) if self.hinted => match powers(&first.output) {
+                Ok(powers) => {
+                    let second = sandbox.run(&powers, &work)?;
+                    self.hindrance(&second.output, &second.outcome)
+                }
+                Err(why) => Some(why),
+            },
+            told => told,
+        };
+        let became = match told {
+            Some(told) => self.hindered(Way::Docker, told),
+            None => done(&world.bare_at(&sandbox.home(), &script(self.after))?),
+        };
+        sandbox.destroy()?;
+        Ok(became)
+    }
+
+    fn hindered(&self, way: Way, told: String) -> Became {
+        match self.refused.iter().find(|(at, _)| *at == way) {
+            Some((_, why)) => Became::Refused((*why).to_owned()),
+            None => Became::Failed(told),
+        }
+    }
+
+    /// What hindered it in a sandbox of its own, if anything.
+    fn sandboxed(&self, world: &World, level: Level, place: Place, script: &str) -> Result<Option<String>> {
+        let grants = if self.hinted {
+            match powers(&world.stockade_for_people(level, script)?) {
+                Ok(powers) => powers,
+                Err(why) => return Ok(Some(why)),
+            }
+        } else if place == Place::Temporary && self.has_beside() {
+            vec![format!("read {}", world.around().display())]
+        } else {
+            Vec::new()
+        };
+        let output = world.stockade(level, &with("--grant", &grants), script)?;
         let outcome: Value =
             serde_json::from_str(&output.stdout).with_context(|| format!("no outcome: {}", output.text()))?;
+        Ok(self.hindrance(&output, &outcome))
+    }
+
+    /// A failure, or a power that was refused although it ended well.
+    fn hindrance(&self, output: &Output, outcome: &Value) -> Option<String> {
         let attempts = outcome["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
         let denials = attempts.iter().filter_map(|attempt| attempt["denials"].as_array()).flatten();
         let mut objects = denials.map(|denial| denial["object"].to_string());
         let refused = objects.any(|object| !self.does_without.iter().any(|part| object.contains(part)));
         if output.ended == Ended::Code(0) && !refused && attempts.len() == 1 {
-            return Ok(None);
+            return None;
         }
         let printed: Vec<&str> = attempts
             .iter()
             .flat_map(|attempt| [&attempt["stdout"], &attempt["stderr"]])
             .filter_map(Value::as_str)
             .collect();
-        Ok(Some(format!("{:?}\n{}\n{}", output.ended, output.stderr.trim(), printed.join("\n").trim())))
+        Some(format!("{:?}\n{}\n{}", output.ended, output.stderr.trim(), printed.join("\n").trim()))
+    }
+}
+
+/// What a command said that did not end well.
+fn failure(output: &Output) -> Option<String> {
+    (output.ended != Ended::Code(0)).then(|| output.text())
+}
+
+fn done(after: &Output) -> Became {
+    match failure(after) {
+        None => Became::Passed,
+        Some(told) => Became::Failed(format!("it was not done: {told}")),
     }
 }
 
@@ -130,18 +193,12 @@ impl Workflow {
 const MAX_HINTS: usize = 5;
 
 /// The powers that the hints of a run name, or why they help nobody.
-fn hinted(world: &World, level: Level, script: &str) -> Result<Result<Vec<String>, String>> {
-    let output = world.stockade_for_people(level, script)?;
+fn powers(output: &Output) -> Result<Vec<String>, String> {
     let lines = output.stderr.lines().filter_map(|line| line.trim_start().strip_prefix("hint: --request "));
-    let lines: Vec<&str> = lines.collect();
     let unquoted = |power: &str| power.trim().trim_matches('\'').to_owned();
-    let powers: Vec<String> = lines.iter().flat_map(|line| line.split(" --request ")).map(unquoted).collect();
+    let powers: Vec<String> = lines.flat_map(|line| line.split(" --request ")).map(unquoted).collect();
     let helps = output.ended != Ended::Code(0) && (1..=MAX_HINTS).contains(&powers.len());
-    Ok(if helps {
-        Ok(powers)
-    } else {
-        Err(format!("{:?} and these hints: {powers:?}\n{}", output.ended, output.text()))
-    })
+    if helps { Ok(powers) } else { Err(format!("{:?} and these hints: {powers:?}\n{}", output.ended, output.text())) }
 }
 
 /// Options that give each of these.

@@ -80,8 +80,14 @@ impl World {
         self.apart.as_ref().unwrap_or(&self.home).path()
     }
 
-    fn workspace(&self) -> PathBuf {
+    /// The project.
+    pub fn workspace(&self) -> PathBuf {
         self.around().join("project")
+    }
+
+    /// The home of whoever works here.
+    pub fn home(&self) -> &Path {
+        self.home.path()
     }
 
     /// Whether a program is there.
@@ -92,7 +98,12 @@ impl World {
 
     /// Runs a script in the workspace without a sandbox.
     pub fn bare(&self, script: &str) -> Result<Output> {
-        self.run(self.command(["sh", "-c", script])?)
+        self.bare_at(self.home(), script)
+    }
+
+    /// The same with another home.
+    pub fn bare_at(&self, home: &Path, script: &str) -> Result<Output> {
+        self.run(self.command(["sh", "-c", script])?.env("HOME", home))
     }
 
     /// Runs a script in the sandbox; the outcome is the standard output. Nobody is there to be
@@ -114,17 +125,21 @@ impl World {
     }
 
     fn sandboxed(&self, level: Level, options: &[&str], script: &str) -> Result<Output> {
+        let begin = ["run", "--level", level.word()];
+        self.stockade_with(&[], &[&begin, options, &["--", "sh", "-c", script]].concat())
+    }
+
+    /// Runs the program under test, with these variables besides.
+    pub fn stockade_with(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Result<Output> {
         let program = std::env::var("STOCKADE_BIN").context("STOCKADE_BIN names the binary under test")?;
-        let begin = [&program, "run", "--level", level.word()];
-        self.run(self.command(begin.iter().chain(options).chain(&["--", "sh", "-c", script]).copied())?)
+        let command = self.command([program.as_str()].into_iter().chain(arguments.iter().copied()))?;
+        self.run(variables.iter().fold(command, |command, (name, value)| command.env(name, value)))
     }
 
     fn command<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Result<Command> {
-        let sysroot = Program::new("rustc").args(["--print", "sysroot"]).output().context("starting rustc")?;
-        ensure!(sysroot.status.success(), "rustc does not tell where it lies");
-        let sysroot = String::from_utf8(sysroot.stdout)?;
+        let sysroot = sysroot()?;
         let is_reached = self.account.user == User::available()[0];
-        let toolchain = if is_reached { Path::new(sysroot.trim()) } else { &self.toolchain };
+        let toolchain = if is_reached { sysroot.as_path() } else { &self.toolchain };
         let mut command = Command::new("/usr/bin/env", self.workspace())
             .args(words)
             .env("PATH", format!("{}/bin:{PATH}", toolchain.display()))
@@ -135,7 +150,7 @@ impl World {
             let (uid, gid, place) = (self.account.uid, self.account.gid, toolchain.display());
             let show = format!(
                 "mount --bind {} {place} && exec setpriv --reuid {uid} --regid {gid} --clear-groups -- \"$@\"",
-                sysroot.trim()
+                sysroot.display()
             );
             command = command.behind(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);
         }
@@ -148,6 +163,13 @@ impl World {
         let account = if is_shown { Account::of(User::Root)? } else { self.account.clone() };
         run_as(&account, &command)
     }
+}
+
+/// Where the Rust toolchain lies.
+pub fn sysroot() -> Result<PathBuf> {
+    let told = Program::new("rustc").args(["--print", "sysroot"]).output().context("starting rustc")?;
+    ensure!(told.status.success(), "rustc does not tell where it lies");
+    Ok(String::from_utf8(told.stdout)?.trim().into())
 }
 
 fn directory(account: &Account, base: &Path) -> Result<TempDir> {

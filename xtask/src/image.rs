@@ -38,6 +38,9 @@ const PACKAGES: &[&str] = &[
 /// What nobody reads inside.
 const LEFT_OUT: &[&str] = &["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*"];
 
+/// Packages of Java cannot be set up where there is no directory for their pages.
+const FIRST_STEP: &str = r#"install --directory "$1/usr/share/man/man1""#;
+
 /// Whom commands run as, and where they find a workspace to be mounted.
 const LAST_STEPS: &[&str] = &[
     r#"chroot "$1" useradd --create-home --uid 1000 --shell /bin/bash agent"#,
@@ -67,9 +70,10 @@ const SMALL: &[&str] = &[
     "util-linux",
 ];
 
-/// What packages would do when they are set up: users, and a shell of that name.
+/// What packages would do when they are set up: users, and programs of those names.
 const SMALL_STEPS: &[&str] = &[
     r#"ln --symbolic --force bash "$1/bin/sh""#,
+    r#"[ ! -e "$1/usr/bin/gcc" ] || ln --symbolic --force gcc "$1/usr/bin/cc""#,
     r#"printf 'root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/bash\n' >"$1/etc/passwd""#,
     r#"printf 'root:x:0:\nagent:x:1000:\n' >"$1/etc/group""#,
     r#"install --directory --owner=1000 --group=1000 "$1/workspace" "$1/home/agent" && mkdir --parents "$1/run""#,
@@ -77,16 +81,26 @@ const SMALL_STEPS: &[&str] = &[
 
 /// Makes the image at `path`, a tar archive, and prints its digest.
 pub fn build(arguments: &[String]) -> Result<()> {
-    let (variant, packages, (hook, steps), path) = match arguments {
-        [small, path] if small == "--small" => ("extract", SMALL, ("extract", SMALL_STEPS), path),
-        [path] => ("minbase", PACKAGES, ("customize", LAST_STEPS), path),
-        _ => bail!("usage: cargo xtask image [--small] FILE.tar"),
+    let (is_small, arguments) = match arguments {
+        [small, rest @ ..] if small == "--small" => (true, rest),
+        all => (false, all),
     };
+    let (more, path) = match arguments {
+        [path] => (None, path),
+        [with, more, path] if with == "--with" => (Some(more.as_str()), path),
+        _ => bail!("usage: cargo xtask image [--small] [--with PACKAGE,...] FILE.tar"),
+    };
+    let (variant, packages, (hook, steps)) = match is_small {
+        true => ("extract", SMALL, ("extract", SMALL_STEPS)),
+        false => ("minbase", PACKAGES, ("customize", LAST_STEPS)),
+    };
+    let packages: Vec<&str> = packages.iter().copied().chain(more).collect();
     let newest = std::env::var("SOURCE_DATE_EPOCH").unwrap_or_else(|_| NEWEST.to_owned());
     let mut command = Command::new("mmdebstrap");
     command.env("SOURCE_DATE_EPOCH", newest).env_remove("TMPDIR");
     command.args([&format!("--variant={variant}"), "--format=tar", &format!("--include={}", packages.join(","))]);
     command.args(LEFT_OUT.iter().map(|paths| format!("--dpkgopt=path-exclude={paths}")));
+    command.args((!is_small).then(|| format!("--essential-hook={FIRST_STEP}")));
     command.args(steps.iter().map(|step| format!("--{hook}-hook={step}")));
     command.args([SUITE, path]);
     let status = command.status().context("cannot start mmdebstrap: apt install mmdebstrap")?;

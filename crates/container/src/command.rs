@@ -19,6 +19,7 @@ use stockade_engine::{
 use stockade_model::{
     Denial, Egress, EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, Profile, RawText, SandboxId,
 };
+use stockade_native::served_ports;
 use tokio::sync::watch;
 
 use crate::carry::{Until, ending};
@@ -372,8 +373,8 @@ impl Backend for CommandBackend {
         let size = if *io == Io::Terminal { size_of(rustix::stdio::stdin()) } else { None };
         let order = Order { plan: self.plan_inside(plan), io: *io, hold, umask };
         // Before the streams: it is the first that a launcher takes.
-        line.send(&InsideOrder { order, size, around: self.profile.limits.clone() })
-            .map_err(|error| unready(&error))?;
+        let (around, served) = (self.profile.limits.clone(), served_ports());
+        line.send(&InsideOrder { order, size, around, served }).map_err(|error| unready(&error))?;
         line.keep(Carried::begin(*io, size, &line).map_err(|error| unready(&error))?);
         let way: Arc<FrameLine> = Arc::clone(&line);
         let remote = RemoteAttempt::begin(way, events).map_err(|error| self.unprepared(error, &line.complaint()))?;

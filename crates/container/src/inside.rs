@@ -182,7 +182,7 @@ impl Frames {
 }
 
 fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
-    let InsideOrder { order: Order { plan, io, hold, umask: mask }, size, around } = order;
+    let InsideOrder { order: Order { plan, io, hold, umask: mask }, size, around, served } = order;
     umask(Mode::from_raw_mode(mask));
     let has_walls = has_native_walls();
     let mut ends = Ends::put_in_place(io, size, has_walls)?;
@@ -198,7 +198,7 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
     let mut proxy = None;
     let prepared = if has_walls {
         let (lead, resolver) = (Arc::clone(&leads), Arc::clone(&leads));
-        let backend = NativeBackend::default().within(own_directories()).led_by(lead).resolving(resolver);
+        let backend = NativeBackend::default().within(own_directories()).led_by(lead, served).resolving(resolver);
         backend.prepare(&plan, &io, hold, events)
     } else {
         let mut plan = plan;

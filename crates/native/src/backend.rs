@@ -3,6 +3,7 @@
 //! Two threads serve an attempt: the broker, and the keeper, which watches over it.
 //! Neither ever waits for a person. It must not know rules, questions or the log.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -39,6 +40,8 @@ pub struct NativeBackend {
     within: Vec<PathBuf>,
     signing: Option<SigningPerson>,
     lead: Option<Arc<dyn Lead>>,
+    /// Ports of the host's, see [`led_by`](Self::led_by).
+    served: BTreeSet<u16>,
 }
 
 impl std::fmt::Debug for NativeBackend {
@@ -96,10 +99,11 @@ impl NativeBackend {
 
     /// One in a network that has nothing but a loopback and is as much the sandbox's as
     /// its walls are, those of a container: what listens there is its own affair, and
-    /// whoever is outside is reached by this lead alone.
+    /// whoever is outside is reached by this lead alone. Somebody serves on these ports of the
+    /// host's loopback: who asks for one where nobody inside has it means that.
     #[must_use]
-    pub fn led_by(self, lead: Arc<dyn Lead>) -> Self {
-        Self { lead: Some(lead), ..self }
+    pub fn led_by(self, lead: Arc<dyn Lead>, served: BTreeSet<u16>) -> Self {
+        Self { lead: Some(lead), served, ..self }
     }
 
     /// Starts building the sandbox, with what is begun already where it fits.
@@ -149,7 +153,7 @@ impl NativeBackend {
             powers.merged_at(lease.merged.iter().filter(|merged| !merged.is_whole()).map(|m| m.directory.clone()));
         }
         if self.lead.is_some() {
-            powers.own_network();
+            powers.in_own_network(self.served.clone());
         }
         powers
     }

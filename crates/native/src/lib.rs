@@ -35,6 +35,7 @@ mod undoing;
 mod way_out;
 
 pub use backend::NativeBackend;
+pub use broker::served_ports;
 pub use host::{EnclosedBackend, HostBackend};
 pub use protected::ProtectedNames;
 pub use sandbox::{Keep, NativeSandboxes, keep_sandbox};

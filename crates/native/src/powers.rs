@@ -4,6 +4,7 @@
 //! caller has resolved every link and `..` before. It does no I/O; the few
 //! facts that only the filesystem knows come through a probe.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -46,8 +47,8 @@ pub struct Powers {
     inside: bool,
     /// See [`workspace_lies_at`](Self::workspace_lies_at).
     host_workspace: Option<Vec<u8>>,
-    /// See [`own_network`](Self::own_network).
-    pub(crate) has_own_network: bool,
+    /// See [`in_own_network`](Self::in_own_network).
+    pub(crate) own_network: Option<BTreeSet<u16>>,
     /// See [`read_late`](Self::read_late).
     late: Vec<Vec<u8>>,
     /// What is read is noted; it decides nothing.
@@ -115,7 +116,7 @@ impl Powers {
             layers: Vec::new(),
             inside: false,
             host_workspace: None,
-            has_own_network: false,
+            own_network: None,
             late: Vec::new(),
             agents: AgentSockets::default(),
             traced: files.trace,
@@ -151,7 +152,7 @@ impl Powers {
             layers: Vec::new(),
             inside: false,
             host_workspace: None,
-            has_own_network: false,
+            own_network: None,
             late: Vec::new(),
             agents: AgentSockets::default(),
             traced: false,
@@ -251,9 +252,9 @@ impl Powers {
     }
 
     /// The network around is the sandbox's own, although its level has none: servers in
-    /// it are its own affair.
-    pub(crate) fn own_network(&mut self) {
-        self.has_own_network = true;
+    /// it are its own affair. On these ports of the host's somebody serves.
+    pub(crate) fn in_own_network(&mut self, served: BTreeSet<u16>) {
+        self.own_network = Some(served);
     }
 
     /// See [`stage`](Self::stage).

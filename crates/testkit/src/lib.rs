@@ -21,7 +21,7 @@ pub mod suite;
 pub use account::{Account, User};
 pub use engine::{Engine, EngineKind};
 pub use host::{HostState, descendants, kill_descendants, process_alive, processes_at};
-pub use image::small_image;
+pub use image::{make_image, small_image};
 pub use lab::{Lab, Names};
 pub use listeners::{Counter, Listeners};
 pub use program::{copy_program, write_program};

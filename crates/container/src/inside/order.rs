@@ -1,5 +1,7 @@
 //! What a launcher and the engine say to each other besides what an attempt does.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 use stockade_engine::remote::Order;
 use stockade_model::{Limits, RawText};
@@ -16,6 +18,8 @@ pub(crate) struct InsideOrder {
     pub(crate) size: Option<Size>,
     /// What the container is held to for all of its commands together.
     pub(crate) around: Limits,
+    /// The ports on which somebody of the host serves.
+    pub(crate) served: BTreeSet<u16>,
 }
 
 /// What a probe looks for.

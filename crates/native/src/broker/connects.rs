@@ -88,7 +88,7 @@ impl Service {
         let target = Target { host: Host::of(dialled.ip()), port: dialled.port() };
         !self.has_own_network()
             || !dialled.ip().is_loopback()
-            || self.level == Level::Full && is_served(dialled.port())
+            || self.host_serves(dialled.port())
             || self.powers.reach.decide(&target).is_ok()
     }
 
@@ -102,16 +102,23 @@ impl Service {
         match (who.pid, is_granted) {
             (_, true) => self.level == Level::Full && !is_served(dialled.port()),
             // Who calls is known only where the host has the port, see `may_lead_out`.
-            (Some(pid), false) if self.level == Level::Full => {
-                !is_served(dialled.port()) || is_served_around(pid, dialled.port())
-            }
-            (_, false) => true,
+            (Some(pid), false) => !self.host_serves(dialled.port()) || is_served_around(pid, dialled.port()),
+            (None, false) => true,
+        }
+    }
+
+    /// Whether a server of the host has a port, where this run has a network of its own. In
+    /// a container it is known of those that were there when the command began.
+    fn host_serves(&self, port: u16) -> bool {
+        match &self.powers.own_network {
+            Some(hosts) => hosts.contains(&port),
+            None => self.level == Level::Full && is_served(port),
         }
     }
 
     /// Whether what listens around is the run's own.
     pub(super) fn has_own_network(&self) -> bool {
-        self.level == Level::Full || self.powers.has_own_network
+        self.level == Level::Full || self.powers.own_network.is_some()
     }
 
     fn road(&self, way: &WayOut, (dialled, who): (SocketAddr, &Actor)) -> Result<Road, Failure> {

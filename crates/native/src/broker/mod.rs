@@ -93,6 +93,7 @@ use requests::{Referee, Request};
 use service::Service;
 
 pub(crate) use bound::Bound;
+pub use servers::served_ports;
 pub use table::{ArgTest, Test, Trap, notify_table};
 
 /// The broker's thread must come up within this.

@@ -7,7 +7,7 @@
 //! elsewhere.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr};
@@ -135,15 +135,28 @@ pub(super) fn is_served_around(pid: u32, port: u16) -> bool {
         let Ok(file) = File::open(format!("/proc/{pid}/net/{table}")) else { return true };
         let mut text = String::new();
         let read = file.take(MAX_TABLE_BYTES).read_to_string(&mut text);
-        read.is_err() || text.len() as u64 == MAX_TABLE_BYTES || text.lines().any(|line| is_listener(line, port))
+        let listens = |line| listener(line) == Some(port);
+        read.is_err() || text.len() as u64 == MAX_TABLE_BYTES || text.lines().any(listens)
     })
 }
 
-/// Whether a line of such a table is of a socket that listens on `port`.
-fn is_listener(line: &str, port: u16) -> bool {
+/// The ports on which somebody in this process's own network listens, as far as that can be
+/// told.
+pub fn served_ports() -> BTreeSet<u16> {
+    let text = |table| {
+        let mut text = String::new();
+        let file = File::open(format!("/proc/self/net/{table}"));
+        let _ = file.and_then(|file| file.take(MAX_TABLE_BYTES).read_to_string(&mut text));
+        text
+    };
+    ["tcp", "tcp6"].map(text).iter().flat_map(|text| text.lines()).filter_map(listener).collect()
+}
+
+/// The port of a line of such a table, where it is of a socket that listens.
+fn listener(line: &str) -> Option<u16> {
     let mut fields = line.split_ascii_whitespace().skip(1);
-    let local = fields.next().and_then(|local| u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok());
-    local == Some(port) && fields.nth(1) == Some(LISTEN_STATE)
+    let local = fields.next().and_then(|local| u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok())?;
+    (fields.nth(1) == Some(LISTEN_STATE)).then_some(local)
 }
 
 /// Whether one of `servers` listens still, and nobody else.
@@ -256,10 +269,10 @@ mod tests {
     fn who_listens_is_told_by_a_table() {
         let one = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = one.local_addr().unwrap().port();
-        assert!(is_served(port) && is_served_around(std::process::id(), port));
+        assert!(is_served(port) && is_served_around(std::process::id(), port) && served_ports().contains(&port));
         let client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
         let own = client.local_addr().unwrap().port();
-        assert!(!is_served(own) && !is_served_around(std::process::id(), own));
+        assert!(!is_served(own) && !is_served_around(std::process::id(), own) && !served_ports().contains(&own));
         drop(one);
         // Somebody else may have taken that port by now: not several times in a row.
         let is_told_again = || {
@@ -270,7 +283,7 @@ mod tests {
             was_served && !is_served_around(std::process::id(), port)
         };
         assert!(!is_served_around(std::process::id(), port) || (0..5).any(|_| is_told_again()));
-        assert!(!is_listener("", 0) && !is_listener("  sl  local_address rem_address   st", 0));
+        assert!(["", "  sl  local_address rem_address   st"].map(listener) == [None, None]);
     }
 
     #[test]
