@@ -14,7 +14,7 @@ const ALLOWED_EDGES: &[(&str, &[&str])] = &[
     ("sys", &[]),
     ("files", &["model", "sys"]),
     ("signing", &["model"]),
-    ("native", &["model", "engine", "sys", "files", "egress", "signing"]),
+    ("native", &["model", "shell", "engine", "sys", "files", "egress", "signing"]),
     ("egress", &["model"]),
     ("container", &["model", "engine", "egress", "native", "sys"]),
     ("audit", &["model"]),

@@ -48,7 +48,6 @@ pub(crate) struct Judge<'c> {
     pub context: &'c Context,
     pub findings: Vec<Finding>,
     pub capabilities: BTreeSet<Capability>,
-    /// Which program has which effect that needs consent: the code, and its name.
     pub effects: BTreeSet<(&'static str, Vec<u8>)>,
     pub scope: Scope,
     pub seen: Seen,

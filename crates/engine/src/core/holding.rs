@@ -198,23 +198,6 @@ impl Holds {
 }
 
 impl Core {
-    /// Whether an attempt may hold calls: a rule may give powers, or the mode
-    /// lets somebody be asked, and there is somebody, or an answer that is
-    /// remembered for a number of times. What is remembered for longer is in the
-    /// plan already.
-    pub(super) fn may_hold(&self) -> bool {
-        let mode_asks = match self.request.approval_mode {
-            ApprovalMode::Never => false,
-            ApprovalMode::Granular(classes) => classes.run || classes.filesystem || classes.network || classes.other,
-            // `on-request` asks about effects alone while a command runs.
-            ApprovalMode::Untrusted | ApprovalMode::OnFailure | ApprovalMode::OnRequest => true,
-        };
-        let sandboxed = self.planned.as_ref().is_some_and(|planned| planned.plan.profile.sandboxed);
-        let somebody = self.approver || self.config.approver_may_come;
-        let rules_give = self.ruling.as_ref().is_some_and(|ruling| ruling.gives_powers);
-        sandboxed && (rules_give || (mode_asks && (somebody || self.counted)))
-    }
-
     pub(super) fn on_held(&mut self, live: &mut Live, call: HeldCall) {
         if live.holds.open.iter().any(|hold| hold.id == call.id) {
             return;

@@ -1,6 +1,6 @@
 //! What the door cannot decide: a target of a request to its proxies, a secret on
-//! its way where its hosts do not lead, what a request does outside. Each is decided, held and answered as a
-//! connect is.
+//! its way where its hosts do not lead, what a request does outside. Each is
+//! decided, held and answered as a connect is.
 
 use stockade_egress::{Judge, Judgement, Permit, Wanted, Who};
 use stockade_model::{Grant, HostName, Layer, Operation};

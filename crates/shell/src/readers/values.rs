@@ -48,16 +48,9 @@ pub(super) fn value_of(judge: &mut Judge, kind: Kind, value: &Argument) -> Flow 
             }
             judge.seen.fetched |= fetched;
         }
-        Kind::Rev => revision(judge, value),
-        Kind::ConfigKey => config_key(judge, value),
-        Kind::Pathspec => pathspec(judge, value),
-        Kind::Branch => {
-            judge.ask("changes-repository", "Changes the repository or its work tree.", value.span);
-            text(judge, value);
+        Kind::Rev | Kind::ConfigKey | Kind::Pathspec | Kind::Branch | Kind::Place | Kind::Setting | Kind::Address => {
+            repository_value(judge, kind, value);
         }
-        // Where it lies is judged with all words of the command.
-        Kind::Place | Kind::Setting => text(judge, value),
-        Kind::Address => address(judge, value),
         Kind::Mode if is_plain_mode(&value.shown()) => {}
         Kind::Mode => judge.ask("privilege", "Uses or changes privileges.", value.span),
         // `%G...` makes git run the gpg program that the repository names.
@@ -88,6 +81,22 @@ pub(super) fn value_of(judge: &mut Judge, kind: Kind, value: &Argument) -> Flow 
         }
     }
     Flow::default()
+}
+
+/// A value that is about a repository.
+fn repository_value(judge: &mut Judge, kind: Kind, value: &Argument) {
+    match kind {
+        Kind::Rev => revision(judge, value),
+        Kind::ConfigKey => config_key(judge, value),
+        Kind::Pathspec => pathspec(judge, value),
+        Kind::Address => address(judge, value),
+        Kind::Branch => {
+            judge.ask("changes-repository", "Changes the repository or its work tree.", value.span);
+            text(judge, value);
+        }
+        // Where it lies is judged with all words of the command.
+        _ => text(judge, value),
+    }
 }
 
 /// Names of files or commits; what names a secret makes it part of the repository.
