@@ -32,7 +32,7 @@ for method, path in ('GET', '/v2/'), ('PUT', '/v2/a/manifests/latest'):
 ";
 
 pub fn tasks() -> Vec<Task> {
-    let plays: [(&str, &[&str], usize); 2] = [("yes", &["o"], 2), ("no", &["n", "n"], 0)];
+    let plays: [(&str, &[&str], usize); 2] = [("yes", &["o", "o"], 2), ("no", &["n", "n"], 0)];
     let levels = [Level::Full, Level::Restricted];
     let each = |user: User| {
         plays.into_iter().flat_map(move |(name, keys, arrive)| {
@@ -49,7 +49,7 @@ fn count(sight: &Sight, method: &str) -> usize {
     sight.requests().filter(|request| request["method"] == method).count()
 }
 
-/// One yes holds for the effect, wherever it goes to until the run ends; a no for the host.
+/// Each host is a question of its own.
 fn asked(lab: &Lab, (user, level): (User, Level), keys: &[&str], arrive: usize) -> Result<()> {
     let world = World::new(user);
     world.dir("home/.config");

@@ -82,7 +82,8 @@ impl RuleJudge {
     /// `allow` takes for granted, or a repository is not as it must be, the
     /// answer is the one without.
     pub fn assess(&self, request: &Request) -> Assessment {
-        let judged = self.judged(request, self.neutralised);
+        // What lies in a sandbox that lasts cannot be looked at from here.
+        let judged = self.judged(request, self.neutralised && self.inside.is_none());
         let held = surroundings::hold(&judged.neutralisation, request, self.settings.home());
         if held { judged.assessment } else { self.judged(request, false).assessment }
     }

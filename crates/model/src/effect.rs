@@ -13,26 +13,38 @@ const MAX_PART: usize = 253;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EffectUse {
     code: String,
-    program: String,
+    who: Who,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Who {
+    /// A program, by its name without directories.
+    Program(String),
+    /// A request, by its host.
+    Host(String),
 }
 
 impl EffectUse {
     /// The effect of this code by the program of this name, without directories. `None`
     /// where either cannot be told in one word.
     pub fn new(code: &str, program: &[u8]) -> Option<Self> {
-        let program = std::str::from_utf8(program).ok()?;
-        let is_code = |b: u8| b.is_ascii_lowercase() || b == b'-';
-        let is_name = |b: u8| b.is_ascii_alphanumeric() || b"-_.+".contains(&b);
-        let holds = |text: &str, is_part: fn(u8) -> bool| {
-            !text.is_empty() && text.len() <= MAX_PART && text.bytes().all(is_part)
-        };
-        (holds(code, is_code) && holds(program, is_name))
-            .then(|| Self { code: code.to_owned(), program: program.to_owned() })
+        let who = Who::Program(word(program)?);
+        is_code(code).then(|| Self { code: code.to_owned(), who })
     }
 
-    /// The code of the finding that tells of it.
-    pub fn code(&self) -> &str {
-        &self.code
+    /// The effect of this code by a request to this host. `None` as for a program.
+    pub fn at(code: &str, host: &str) -> Option<Self> {
+        let who = Who::Host(word(host.as_bytes())?);
+        is_code(code).then(|| Self { code: code.to_owned(), who })
+    }
+
+    /// Whether a yes to this is one to `wanted`: what a program may do its requests may, and a
+    /// request to a host is one to no other.
+    pub fn covers(&self, wanted: &Self) -> bool {
+        match (&self.who, &wanted.who) {
+            (Who::Program(_), Who::Host(_)) => self.code == wanted.code,
+            _ => self == wanted,
+        }
     }
 
     /// The answer that lets a run have it.
@@ -41,9 +53,22 @@ impl EffectUse {
     }
 }
 
+fn is_code(text: &str) -> bool {
+    !text.is_empty() && text.len() <= MAX_PART && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'-')
+}
+
+fn word(text: &[u8]) -> Option<String> {
+    let is_part = |b: &u8| b.is_ascii_alphanumeric() || b"-_.+:[]".contains(b);
+    let text = std::str::from_utf8(text).ok().filter(|text| !text.is_empty() && text.len() <= MAX_PART)?;
+    text.as_bytes().iter().all(is_part).then(|| text.to_owned())
+}
+
 impl fmt::Display for EffectUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} by {}", self.code, self.program)
+        match &self.who {
+            Who::Program(name) => write!(f, "{} by {name}", self.code),
+            Who::Host(name) => write!(f, "{} at {name}", self.code),
+        }
     }
 }
 
@@ -51,10 +76,13 @@ impl FromStr for EffectUse {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, &'static str> {
-        let parts = text.split_once(" by ");
-        parts
-            .and_then(|(code, program)| Self::new(code.trim(), program.trim().as_bytes()))
-            .ok_or("an effect is the code of a finding and a program, e.g. `publishes by npm`")
+        let words: Vec<&str> = text.split_ascii_whitespace().collect();
+        let parsed = match words.as_slice() {
+            [code, "by", program] => Self::new(code, program.as_bytes()),
+            [code, "at", host] => Self::at(code, host),
+            _ => None,
+        };
+        parsed.ok_or("an effect is the code of a finding and a program or a host: `publishes by npm`")
     }
 }
 
@@ -64,7 +92,7 @@ mod tests {
 
     #[test]
     fn text_forms() {
-        for text in ["publishes by npm", "changes-cluster by python3.11"] {
+        for text in ["publishes by npm", "changes-cluster by python3.11", "publishes at [::1]"] {
             assert_eq!(text.parse::<EffectUse>().unwrap().to_string(), text);
             let grant: Grant = format!("effect {text}").parse().unwrap();
             assert_eq!(grant.to_string(), format!("effect {text}"));
@@ -75,5 +103,21 @@ mod tests {
             assert!(bad.parse::<EffectUse>().is_err(), "{bad}");
         }
         assert!(EffectUse::new("publishes", b"np\xff").is_none());
+    }
+
+    #[test]
+    fn a_yes_to_a_program_is_one_to_its_requests_and_not_the_other_way() {
+        let effect = |text: &str| text.parse::<EffectUse>().unwrap();
+        for (given, wanted, covers) in [
+            ("publishes by npm", "publishes by npm", true),
+            ("publishes by npm", "publishes at a.test", true),
+            ("publishes by npm", "changes-cluster at a.test", false),
+            ("publishes by npm", "publishes by docker", false),
+            ("publishes at a.test", "publishes at a.test", true),
+            ("publishes at a.test", "publishes at b.test", false),
+            ("publishes at docker", "publishes by docker", false),
+        ] {
+            assert_eq!(effect(given).covers(&effect(wanted)), covers, "{given}, {wanted}");
+        }
     }
 }

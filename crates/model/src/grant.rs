@@ -13,8 +13,8 @@ use crate::{EffectUse, Limit, RawText, SecretUse, SignUse, Target, TargetPattern
 /// One added power. The text form is `write PATH`, `read PATH`,
 /// `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `sign KEY for git`,
 /// `sign KEY to HOST[:PORT]`, `listen PORT`,
-/// `socket PATH`, `exec PROGRAM`, `env NAME`, `effect CODE by PROGRAM`, and of a limit its
-/// name and amount: `memory 8GiB`, `processes 4096`, `wall 2h`.
+/// `socket PATH`, `exec PROGRAM`, `env NAME`, `effect CODE by PROGRAM`, `effect CODE at HOST`,
+/// and of a limit its name and amount: `memory 8GiB`, `processes 4096`, `wall 2h`.
 ///
 /// Paths are absolute and normal: no `.`, no `..`, no double slash. Whoever
 /// parses what a person typed resolves `~` and relative paths first.
@@ -207,7 +207,7 @@ impl JsonSchema for Grant {
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `sign KEY for git`, `sign KEY to HOST[:PORT]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, a limit and its amount (`memory 8GiB`), or, as an answer alone, `effect CODE by PROGRAM`.",
+            "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `sign KEY for git`, `sign KEY to HOST[:PORT]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, a limit and its amount (`memory 8GiB`), or, as an answer alone, `effect CODE by PROGRAM` or `effect CODE at HOST`.",
             "type": "string",
             "pattern": format!("^(write|read|connect|secret|sign|listen|socket|exec|env|effect|{}) .+$", Limit::ALL.map(Limit::name).join("|"))
         })

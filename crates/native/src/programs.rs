@@ -15,6 +15,8 @@ use crate::powers::Refusal;
 pub(crate) const MAX_WORDS: usize = 64;
 /// Longest command line that is shown, in bytes.
 const MAX_LINE: usize = 1024;
+/// Longest argument that is shown whole, in bytes.
+const MAX_SHOWN: usize = 80;
 
 /// A program that is about to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,16 +30,31 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Its path and its arguments, as far as a person reads them.
+    /// Its path and its arguments, as a shell would be given them, as far as a person reads
+    /// them: long ones are cut.
     pub fn command_line(&self) -> Vec<u8> {
         let mut line = self.path.clone();
         for argument in &self.arguments {
+            if line.len() > MAX_LINE {
+                line.extend_from_slice(b" ...");
+                break;
+            }
             line.push(b' ');
-            line.extend_from_slice(argument);
-        }
-        if line.len() > MAX_LINE {
-            line.truncate(MAX_LINE);
-            line.extend_from_slice(b" ...");
+            let (shown, is_cut) = (&argument[..argument.len().min(MAX_SHOWN)], argument.len() > MAX_SHOWN);
+            let is_plain = |b: &u8| b.is_ascii_alphanumeric() || b"-_./:=@%+,~".contains(b);
+            match !shown.is_empty() && shown.iter().all(is_plain) {
+                true => line.extend_from_slice(shown),
+                false => {
+                    line.push(b'\'');
+                    line.extend(
+                        shown.iter().flat_map(|b| if *b == b'\'' { &b"'\\''"[..] } else { std::slice::from_ref(b) }),
+                    );
+                    line.push(b'\'');
+                }
+            }
+            if is_cut {
+                line.extend_from_slice(b"...");
+            }
         }
         line
     }
@@ -287,7 +304,8 @@ mod tests {
         ] {
             check(&rules, line, expected);
         }
-        assert_eq!(rules.words_of_interest(b"/usr/bin/git", b"git"), Some(1));
+        assert_eq!(rules.words_of_interest(b"/usr/bin/nc", b"nc"), Some(0));
+        assert_eq!(rules.words_of_interest(b"/usr/bin/git", b"git"), Some(MAX_WORDS), "it may have an effect");
         assert_eq!(rules.words_of_interest(b"/usr/bin/ls", b"ls"), None);
     }
 
@@ -316,6 +334,20 @@ mod tests {
         assert_eq!(rules.decide(&npm), Ok(()));
         assert!(rules.decide(&program("/usr/bin/docker push x")).is_err(), "another program");
         assert!(rules.is_plain(b"/usr/bin/ls", b"ls") && !rules.is_plain(b"/x/cli.js", b"npm"));
+    }
+
+    #[test]
+    fn a_command_line_is_shown_as_a_shell_takes_it() {
+        let shown = |words: &[&str]| {
+            let arguments = words.iter().map(|word| word.as_bytes().to_vec()).collect();
+            let program = Program { path: b"/bin/npm".to_vec(), called: b"npm".to_vec(), arguments };
+            String::from_utf8(program.command_line()).unwrap()
+        };
+        assert_eq!(shown(&["publish", "--tag=next", "x --dry-run"]), "/bin/npm publish --tag=next 'x --dry-run'");
+        assert_eq!(shown(&["it's", ""]), "/bin/npm 'it'\\''s' ''");
+        let long = shown(&[&"x".repeat(4000), "publish"]);
+        assert!(long.len() < 120 && long.ends_with("x... publish"), "{long}");
+        assert!(shown(&vec!["a word of it"; 200]).len() < MAX_LINE + 120);
     }
 
     #[test]

@@ -82,7 +82,7 @@ impl Reach {
     /// What was not agreed to, and what would. `message`: what the door says of it.
     pub fn decide_effect(&self, wanted: &EffectUse, message: &str) -> Result<String, Refusal> {
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
-        match granted.iter().filter_map(Grant::effect).find(|own| own.code() == wanted.code()) {
+        match granted.iter().filter_map(Grant::effect).find(|own| own.covers(wanted)) {
             Some(own) => Ok(format!("effect {own}")),
             None => Err(Refusal { rule: message.to_owned(), grant: Some(wanted.clone().into_grant()) }),
         }

@@ -89,24 +89,42 @@ fn names_registry(environment: &Environment, name: &str, value: &RawText) -> boo
     let is_listed = OF_REGISTRY.iter().any(|pattern| glob_matches(pattern, name));
     let words = value.to_str().unwrap_or_default().split([' ', ',', '|']).filter(|word| !word.is_empty());
     is_listed
+        && !looks_secret(name)
         && !environment.drop.iter().any(|entry| entry == name)
         && words.clone().next().is_some()
         && words.into_iter().all(|word| REGISTRY_WORDS.contains(&word) || is_plain_address(word))
 }
 
-/// A web address of a host and a path, with nothing in it that could be a secret.
+/// A web address of a host and a path, with nothing in it that could be a secret: services put
+/// tokens into paths.
 fn is_plain_address(text: &str) -> bool {
+    const SECRET: &[&str] = &["auth", "token", "tok", "priv", "private", "key", "secret", "access"];
     let text = text.strip_prefix("sparse+").unwrap_or(text);
     let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
-    rest.is_some_and(|rest| {
-        let longest = rest.split(['/', '.', '-', '_', ':']).map(str::len).max().unwrap_or_default();
-        let is_part = |b: u8| b.is_ascii_alphanumeric() || b"-._~:/[]".contains(&b);
-        !rest.is_empty() && longest <= LONGEST_WORD && rest.bytes().all(is_part)
-    })
+    let Some((host, path)) = rest.map(|rest| rest.split_once('/').unwrap_or((rest, ""))) else { return false };
+    let is_host = |b: u8| b.is_ascii_alphanumeric() || b"-._:[]".contains(&b);
+    let mut steps = path.split('/').filter(|step| !step.is_empty());
+    !host.is_empty()
+        && host.bytes().all(is_host)
+        && is_words(host)
+        && steps.all(|step| is_words(step) && !SECRET.contains(&step))
 }
 
-/// Longest part of an address that is a word: services put tokens into paths.
-const LONGEST_WORD: usize = 24;
+/// Whether a host or a step of a path is made of words: small letters, or few that are short and
+/// hold digits or capitals, such as `v2` or a port.
+fn is_words(step: &str) -> bool {
+    let is_word = |word: &&str| word.len() <= LONGEST_WORD && word.bytes().all(|b| b.is_ascii_lowercase());
+    let mut others = step.split(['-', '_', '.', '~', ':', '[', ']']).filter(|word| !is_word(word));
+    let is_short = |word: &str| word.len() <= LONGEST_OTHER && word.bytes().all(|b| b.is_ascii_alphanumeric());
+    let is_address = step.split(':').next().is_some_and(|host| host.parse::<std::net::Ipv4Addr>().is_ok());
+    is_address || others.by_ref().take(MOST_OTHERS).all(is_short) && others.next().is_none()
+}
+
+/// Longest part of an address that is a word.
+const LONGEST_WORD: usize = 16;
+/// Longest part that may hold digits and capitals, and how many of them a step may have.
+const LONGEST_OTHER: usize = 6;
+const MOST_OTHERS: usize = 2;
 
 /// Variables that change what programs of these names do, and are told where such a program
 /// failed and they had not passed.
@@ -138,7 +156,10 @@ pub fn missed_variables(
     let is_told = |name: &&String| told.iter().copied().flatten().any(|own| glob_matches(own, name));
     // What may hold a password is nobody's hint.
     let may_be_secret = |name: &&String| looks_secret(name) || OF_REGISTRY.iter().any(|own| glob_matches(own, name));
-    let missed = caller.keys().filter(|name| !passed.contains_key(*name) && !may_be_secret(name));
+    // A caller's name may be any text.
+    let is_name =
+        |name: &&String| name.len() <= LONGEST_NAME && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    let missed = caller.keys().filter(|name| !passed.contains_key(*name) && !may_be_secret(name)).filter(is_name);
     missed.filter(is_told).cloned().collect()
 }
 
@@ -150,6 +171,8 @@ pub(crate) fn looks_secret(name: &str) -> bool {
         .any(|word| name.contains(word))
 }
 
+/// Longest name of a variable that is told.
+const LONGEST_NAME: usize = 64;
 /// Arguments and words of a command in which programs are looked for.
 const MAX_ARGUMENTS: usize = 64;
 const MAX_WORDS: usize = 1000;
@@ -221,6 +244,8 @@ mod tests {
             ("PIP_EXTRA_INDEX_URL", "https://a.example/simple http://10.0.0.1:8080/b"),
             ("npm_config_registry", "http://localhost:4873/"),
             ("GOPROXY", "https://proxy.golang.org,direct"),
+            ("PIP_INDEX_URL", "https://nexus.corp.example:8443/repository/pypi-group/simple"),
+            ("npm_config_registry", "https://art.example/artifactory/api/npm/npm-v2/"),
             ("CARGO_REGISTRIES_OWN_INDEX", "sparse+https://crates.example.com/index/"),
         ] {
             assert!(shown(name, value), "{name}={value}");
@@ -228,6 +253,14 @@ mod tests {
         for (name, value) in [
             ("PIP_INDEX_URL", "https://user:word@pypi.example.com/simple"),
             ("PIP_INDEX_URL", "https://dl.example.com/0123456789abcdef0123456789abcdef/simple"),
+            ("PIP_INDEX_URL", "https://www.myget.org/F/feed/auth/01234567-89ab-cdef-0123-456789abcdef/python/"),
+            ("PIP_INDEX_URL", "https://www.myget.org/f/01234567-89ab-cdef-0123-456789abcdef/python/"),
+            ("PIP_EXTRA_INDEX_URL", "https://dl.cloudsmith.io/Zk3vQ9xT2pLm8RwA/acme/private/python/simple/"),
+            ("NPM_CONFIG_REGISTRY", "https://npm.fury.io/AbCdEfGhIjKlMnOpQrSt/acme/"),
+            ("GOPROXY", "https://gp.example/xoxb-123456789012-123456789012-AbCd"),
+            ("YARN_REGISTRY", "https://h.example/glpat-aB3dE6f/x"),
+            ("YARN_REGISTRY", "https://h.example/aB3dE6-x9y8z7-q1w2e3/x"),
+            ("CARGO_REGISTRIES_X_TOKEN_INDEX", "https://a.example/"),
             ("PIP_INDEX_URL", "https://a.example/?token=x"),
             ("PIP_INDEX_URL", "file:///etc"),
             ("PIP_INDEX_URL", ""),
@@ -242,8 +275,9 @@ mod tests {
 
     #[test]
     fn variables_are_missed_by_the_programs_that_read_them() {
+        let odd = "CARGO_BUILD_\u{1b}]0;x\u{7}\r\nallow?";
         let caller: BTreeMap<String, RawText> =
-            ["PYTHONPATH", "NODE_OPTIONS", "LD_LIBRARY_PATH", "PATH", "GITHUB_TOKEN"]
+            ["PYTHONPATH", "NODE_OPTIONS", "LD_LIBRARY_PATH", "PATH", "GITHUB_TOKEN", odd]
                 .map(|name| (name.to_owned(), RawText::from("x")))
                 .into();
         let passed = BTreeMap::from([("PATH".to_owned(), RawText::from("x"))]);
@@ -251,6 +285,7 @@ mod tests {
             (&["python3", "-m", "app"][..], &["LD_LIBRARY_PATH", "PYTHONPATH"][..]),
             (&["sh", "-c", "cd x && npm test"], &["LD_LIBRARY_PATH", "NODE_OPTIONS"]),
             (&["cat", "nodes.txt"], &["LD_LIBRARY_PATH"]),
+            (&["cargo", "build"], &["LD_LIBRARY_PATH"]),
         ] {
             let argv: Vec<RawText> = command.iter().map(|word| RawText::from(*word)).collect();
             assert_eq!(missed_variables(&caller, &passed, &argv), expected, "{command:?}");

@@ -16,7 +16,7 @@ use stockade_shell::{Context, assess_script};
 /// Most rows, in per mille, that may be answered otherwise than agreed.
 const WRONG_PER_MILLE: usize = 0;
 /// Most rows to be run that the mode `untrusted` may ask about. May fall, not rise.
-const ASKED_BY_UNTRUSTED: usize = 158;
+const ASKED_BY_UNTRUSTED: usize = 159;
 
 /// Where a home and a workspace may lie.
 const PLACES: &[(&str, &str)] = &[
@@ -273,7 +273,6 @@ const LOCAL_GIT: &[&str] = &[
     "git add a && git commit -m x && git status && git log -1",
     "echo x > a.txt && git add a.txt && git commit -q -m x",
     "git checkout -b feature",
-    "git checkout main",
     "git switch -c feature origin/main",
     "git restore --staged a.txt",
     "git reset HEAD~1",
@@ -309,6 +308,15 @@ const LOCAL_GIT: &[&str] = &[
 
 /// What is no more than close to it: it starts something, leads elsewhere, or loses something.
 const OTHER_GIT: &[&str] = &[
+    // Nothing restores what these lose.
+    "git checkout main",
+    "git checkout .",
+    "git checkout -- a.txt",
+    "git restore a.txt",
+    "git restore -SW a.txt",
+    // A plan of an earlier rebase goes on.
+    "git rebase --skip",
+    "git am --skip",
     "git -c core.editor=./x commit -m x",
     "git -c core.hooksPath=h commit -m x",
     "git -c user.name=x commit -m x",

@@ -468,3 +468,25 @@ fn only_an_allowed_command_carries_anything() {
     let (tier, carried) = judged(&repository, &repository.root, &["ls", "-la"]);
     assert_eq!((tier, carried.is_empty()), (Tier::Allow, true));
 }
+
+/// Which repository it is, or what it is by then, is not in the text.
+#[test]
+fn a_repository_that_cannot_be_told_is_unknown() {
+    for (command, is_unknown) in [
+        ("git commit -m x", false),
+        ("git -C sub commit -m x", false),
+        ("git -C ../x commit -m x", false),
+        ("cd a/.. && git commit -m x", false),
+        ("touch a && git add a && git commit -m x", false),
+        ("git -C link/.. commit -m x", true),
+        ("git -C link/.. diff", true),
+        ("cd -P link/.. && git commit -m x", true),
+        ("mv good g2 && mv evil good && git -C good commit -m x", true),
+        ("tar -xf a.tar && cd sub && git commit -m x", true),
+    ] {
+        let (workspace, home) = (RawText::from("/home/dev/x"), RawText::from("/home/dev"));
+        let context = Context { cwd: workspace.clone(), home, workspace, neutralised: true };
+        let carried = stockade_shell::judge_script(command.as_bytes(), &context).neutralisation;
+        assert_eq!(carried.unknown_repository, is_unknown, "{command}: {carried:?}");
+    }
+}

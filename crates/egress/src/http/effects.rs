@@ -111,10 +111,7 @@ pub(super) fn of(target: &Target, method: &str, path: &str) -> Option<(EffectUse
             && is_one(known.hosts, &host)
             && is_one(known.paths, &path)
     })?;
-    // An address of version 6 is no word: the port's number stands for it.
-    let wanted = EffectUse::new(known.code, host.as_bytes())
-        .or_else(|| EffectUse::new(known.code, target.port.to_string().as_bytes()))?;
-    Some((wanted, known.message))
+    Some((EffectUse::at(known.code, &host)?, known.message))
 }
 
 /// Whether each `*` of the pattern can stand for some text. Patterns have two at most.
@@ -135,15 +132,15 @@ mod tests {
     #[test]
     fn requests_with_an_effect_are_known() {
         for (method, host, path, expected) in [
-            ("PUT", "registry.npmjs.org:443", "/left-pad", "publishes by registry.npmjs.org"),
+            ("PUT", "registry.npmjs.org:443", "/left-pad", "publishes at registry.npmjs.org"),
             ("GET", "registry.npmjs.org:443", "/left-pad", ""),
-            ("post", "upload.pypi.org:443", "/legacy/?x=y", "publishes by upload.pypi.org"),
-            ("PUT", "127.0.0.1:5000", "/v2/a/b/manifests/latest", "publishes by 127.0.0.1"),
+            ("post", "upload.pypi.org:443", "/legacy/?x=y", "publishes at upload.pypi.org"),
+            ("PUT", "127.0.0.1:5000", "/v2/a/b/manifests/latest", "publishes at 127.0.0.1"),
             ("PUT", "127.0.0.1:5000", "/v2/a/b/blobs/uploads/1", ""),
-            ("PUT", "[::1]:5000", "/v2/a/manifests/latest", "publishes by 5000"),
-            ("PUT", "registry.corp:443", "/api/v1/crates/new", "publishes by registry.corp"),
-            ("DELETE", "s3.eu-west-1.amazonaws.com:443", "/b/k", "changes-account by s3.eu-west-1.amazonaws.com"),
-            ("PATCH", "10.0.0.1:6443", "/apis/apps/v1/namespaces/x/deployments/y", "changes-cluster by 10.0.0.1"),
+            ("PUT", "[::1]:5000", "/v2/a/manifests/latest", "publishes at ::1"),
+            ("PUT", "registry.corp:443", "/api/v1/crates/new", "publishes at registry.corp"),
+            ("DELETE", "s3.eu-west-1.amazonaws.com:443", "/b/k", "changes-account at s3.eu-west-1.amazonaws.com"),
+            ("PATCH", "10.0.0.1:6443", "/apis/apps/v1/namespaces/x/deployments/y", "changes-cluster at 10.0.0.1"),
             ("GET", "10.0.0.1:6443", "/api/v1/namespaces", ""),
             ("DELETE", "example.com:443", "/anything", ""),
         ] {

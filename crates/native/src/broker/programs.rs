@@ -30,6 +30,8 @@ const START_BYTES: u64 = 256;
 const MAX_INTERPRETERS: usize = 5;
 /// Longest argument that is looked at; no pattern is longer.
 const MAX_ARGUMENT: usize = 4096;
+/// Length of arguments behind which no more are looked at, in bytes.
+const MAX_ARGUMENTS: usize = 16 << 10;
 
 /// A program that is held, and everything that running it means.
 pub(super) struct Start {
@@ -163,7 +165,7 @@ impl Service {
 
 /// The arguments behind the program's own name.
 fn read_arguments(caller: &Caller, list: usize) -> Result<Vec<Vec<u8>>, Errno> {
-    let mut words = Vec::new();
+    let (mut words, mut length) = (Vec::new(), 0);
     for index in 1..MAX_WORDS {
         // A list without even the name ends before there is a second word.
         if index == 1 && (caller.request.args[list] == 0 || caller.word(list, 0)? == 0) {
@@ -171,7 +173,13 @@ fn read_arguments(caller: &Caller, list: usize) -> Result<Vec<Vec<u8>>, Errno> {
         }
         match caller.word(list, index)? {
             0 => break,
-            address => words.push(caller.argument(address, MAX_ARGUMENT)?),
+            // What stands behind much text is not looked at: the call waits meanwhile.
+            _ if length >= MAX_ARGUMENTS => break,
+            address => {
+                let word = caller.argument(address, MAX_ARGUMENT)?;
+                length += word.len();
+                words.push(word);
+            }
         }
     }
     Ok(words)

@@ -24,8 +24,11 @@ const OBJECTS: &str = "objects";
 const MAX_META_BYTES: u64 = 256 * 1024;
 /// The form of what is kept.
 const VERSION: u32 = 1;
-/// Runs kept of one workspace.
+/// Runs kept of one workspace; of the last day there may be more.
 const MAX_RUNS: usize = 20;
+const MAX_RECENT_RUNS: usize = 200;
+/// How long a run is recent: a caller cannot push one out by many others.
+const RECENT_MS: u64 = 24 * 60 * 60 * 1000;
 /// Shortest beginning of an id, without its prefix, that is taken for one.
 const MIN_ID_CHARS: usize = 6;
 /// How long a run is kept.
@@ -274,8 +277,7 @@ impl UndoStore {
         for meta in self.list()? {
             let is_of_workspace = meta.workspace.as_path() == workspace;
             kept += usize::from(is_of_workspace);
-            let is_old = meta.started_ms.saturating_add(MAX_AGE_MS) < now;
-            if is_old || is_of_workspace && kept >= MAX_RUNS {
+            if is_over(if is_of_workspace { kept } else { 0 }, meta.started_ms, now) {
                 match self.forget(&meta.request) {
                     Ok(()) | Err(UndoError::Busy(_) | UndoError::Absent(_)) => {}
                     Err(error) => return Err(error),
@@ -290,6 +292,14 @@ impl UndoStore {
         let modified_ms = fstat(&directory).map_or(0, |stat| u64::try_from(stat.st_mtime).unwrap_or(0) * 1000);
         modified_ms.saturating_add(MAX_AGE_MS) < now_ms && read_meta(directory.as_fd()).is_err()
     }
+}
+
+/// Whether a run goes: one that is too old, or that has too many others of its workspace since,
+/// itself counted.
+pub(super) fn is_over(number: usize, started_ms: u64, now_ms: u64) -> bool {
+    let is_younger = |age_ms| started_ms.saturating_add(age_ms) > now_ms;
+    let most = if is_younger(RECENT_MS) { MAX_RECENT_RUNS } else { MAX_RUNS };
+    !is_younger(MAX_AGE_MS) || number >= most
 }
 
 /// Whether an id begins as typed, its prefix left out or not.

@@ -365,7 +365,17 @@ fn runs_are_found_by_their_beginning_and_forgotten() {
         let new = new_run(request, scene.root(), 1);
         drop(store.begin(&new).unwrap());
     }
-    assert_eq!(store.list().unwrap().len(), 20);
+    assert_eq!(store.list().unwrap().len(), 25, "no run pushes out one of the same day");
+}
+
+#[test]
+fn old_and_many_runs_go() {
+    let (day, now) = (24 * 60 * 60 * 1000, 100 * 24 * 60 * 60 * 1000);
+    for (number, days, goes) in
+        [(1, 6, false), (1, 8, true), (20, 6, true), (19, 6, false), (20, 0, false), (199, 0, false), (200, 0, true)]
+    {
+        assert_eq!(super::store::is_over(number, now - days * day, now), goes, "{number} newer ones, {days} days");
+    }
 }
 
 /// A person's own file, older than the run, is put somewhere with its time.

@@ -59,7 +59,12 @@ pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     }
     if name == "cd" || name == "pushd" {
         let target = invocation.arguments.iter().find(|a| a.shown() == b"-" || !a.shown().starts_with(b"-"));
+        // Without links, which only the disk knows.
+        let is_physical = invocation.has("-P") && target.is_some_and(climbs);
         judge.change_directory(target, invocation.span);
+        if is_physical {
+            judge.scope.cwd = None;
+        }
     }
     flow
 }
@@ -99,7 +104,7 @@ fn known_use(judge: &mut Judge, name: &str, invocation: &Invocation) -> Option<F
     for value in &parsed.values {
         value_of(judge, value.kind, &value.value);
         if value.kind == Kind::Directory {
-            judge.scope.cwd = judge.path(&value.value);
+            judge.scope.cwd = if climbs(&value.value) { None } else { judge.path(&value.value) };
         }
     }
     if name == "git" {
@@ -239,6 +244,16 @@ fn only_tells(entry: &Entry, parsed: &Parsed) -> bool {
     !parsed.used.is_empty() && parsed.used.iter().all(told) && parsed.operands.is_empty() && parsed.problems.is_empty()
 }
 
+/// Findings of what may put another repository into a directory.
+const CHANGES: &[&str] = &["changes-files", "writes-file", "writing-option", "deletes-files"];
+
+/// True for a path that climbs behind a name: where that is a link, the disk alone tells where to.
+fn climbs(path: &Argument) -> bool {
+    let text = path.shown();
+    let mut steps = text.split(|b| *b == b'/').filter(|step| !matches!(*step, b"" | b".")).skip_while(|s| *s == b"..");
+    steps.any(|step| step == b"..")
+}
+
 /// What the repository configures must not act here.
 fn neutralise(judge: &mut Judge, entry: &'static Entry, parsed: &Parsed, at: (usize, usize)) {
     let with = entry.neutralise_with.iter().filter(|(option, _)| parsed.uses(&[option])).map(|(_, set)| *set);
@@ -249,7 +264,11 @@ fn neutralise(judge: &mut Judge, entry: &'static Entry, parsed: &Parsed, at: (us
     if !judge.context.neutralised {
         judge.ask("repository-configuration", "What the repository configures could run something here.", at);
     }
-    let directory = judge.scope.cwd.clone();
+    // Another repository than the one that the command begins in may be put there by what stands
+    // before it, after it was looked at.
+    let is_own = judge.scope.cwd.as_deref() == Some(judge.context.cwd.as_bytes());
+    let is_changed = judge.findings.iter().any(|found| CHANGES.contains(&found.code.as_str()));
+    let directory = judge.scope.cwd.clone().filter(|_| is_own || !is_changed);
     judge.neutralised.extend(sets.into_iter().map(|set| (set, directory.clone())));
 }
 
