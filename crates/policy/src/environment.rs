@@ -86,9 +86,8 @@ const REGISTRY_WORDS: &[&str] = &["direct", "off", "sum.golang.org"];
 /// Whether a variable holds addresses of registries and nothing else: who reaches them is
 /// decided elsewhere, and no one of them holds a name or a password.
 fn names_registry(environment: &Environment, name: &str, value: &RawText) -> bool {
-    let is_listed = OF_REGISTRY.iter().any(|pattern| glob_matches(pattern, name));
     let words = value.to_str().unwrap_or_default().split([' ', ',', '|']).filter(|word| !word.is_empty());
-    is_listed
+    names_package_registry(name)
         && !looks_secret(name)
         && !environment.drop.iter().any(|entry| entry == name)
         && words.clone().next().is_some()
@@ -130,8 +129,14 @@ const MOST_OTHERS: usize = 2;
 /// failed and they had not passed.
 const TOLD: &[(&[&str], &[&str])] = &[
     (&["PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"], &["python*", "pip*", "pytest", "poetry", "uv", "tox", "jupyter*"]),
-    (&["PIP_FIND_LINKS", "PIP_CONFIG_FILE", "PIP_CONSTRAINT"], &["pip*"]),
-    (&["UV_PYTHON", "UV_CONFIG_FILE", "UV_FIND_LINKS"], &["uv", "uvx"]),
+    (&["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"], &["pip*", "python*", "pytest", "tox", "poetry"]),
+    (&["UV_INDEX*", "UV_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX"], &["uv", "uvx"]),
+    (&["npm_config_registry", "NPM_CONFIG_REGISTRY"], &["npm", "npx", "pnpm"]),
+    (&["YARN_REGISTRY", "YARN_NPM_REGISTRY_SERVER"], &["yarn"]),
+    (&["GOPROXY", "GOSUMDB"], &["go"]),
+    (&["CARGO_REGISTRIES_*_INDEX"], &["cargo"]),
+    (&["PIP_CONFIG_FILE", "PIP_CONSTRAINT"], &["pip*"]),
+    (&["UV_PYTHON", "UV_CONFIG_FILE"], &["uv", "uvx"]),
     (&["NODE_OPTIONS", "NODE_PATH"], &["node", "npm", "npx", "yarn", "pnpm", "tsc", "vite", "jest", "next"]),
     (&["NPM_CONFIG_USERCONFIG", "NPM_CONFIG_PREFIX", "npm_config_prefix"], &["npm", "npx", "pnpm"]),
     (&["PERL5LIB", "PERL5OPT"], &["perl", "prove", "cpan*"]),
@@ -140,6 +145,11 @@ const TOLD: &[(&[&str], &[&str])] = &[
     (&["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CARGO_BUILD_*"], &["cargo", "rustc"]),
     (&["LD_LIBRARY_PATH", "LD_PRELOAD"], &["*"]),
 ];
+
+/// Whether a variable names a registry of packages: without it tools take the public one.
+pub fn names_package_registry(name: &str) -> bool {
+    OF_REGISTRY.iter().any(|pattern| glob_matches(pattern, name))
+}
 
 /// Which of the caller's variables a command may have failed for the lack of: they did not
 /// pass, and its text names a program that they are meant for. Sorted.
@@ -155,7 +165,7 @@ pub fn missed_variables(
     let told: Vec<&[&str]> = TOLD.iter().filter(|(_, own)| is_named(own)).map(|(names, _)| *names).collect();
     let is_told = |name: &&String| told.iter().copied().flatten().any(|own| glob_matches(own, name));
     // What may hold a password is nobody's hint.
-    let may_be_secret = |name: &&String| looks_secret(name) || OF_REGISTRY.iter().any(|own| glob_matches(own, name));
+    let may_be_secret = |name: &&String| looks_secret(name);
     // A caller's name may be any text.
     let is_name =
         |name: &&String| name.len() <= LONGEST_NAME && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');

@@ -155,11 +155,10 @@ pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
              configuration",
             RawText::from(wanted.name()).escaped()
         )),
-        Grant::Effect(_) => Some(
-            "nothing agrees to this beforehand; run it at a terminal, where you are asked, or do this step yourself, \
-             outside"
-                .to_owned(),
-        ),
+        Grant::Effect(wanted) => Some(format!(
+            "nothing agrees to `{wanted}` beforehand; run it at a terminal, where you are asked, or do this step \
+             yourself, outside"
+        )),
         _ => None,
     }
 }

@@ -58,7 +58,7 @@ mod words;
 pub use act::{ActRuling, Stage, consider_act, decide_act};
 pub use decide::{Ruling, Said, consider, decide, may_escalate, mode_answers, rule_in, rule_on};
 pub use draft::DraftRule;
-pub use environment::{effective_environment, missed_variables};
+pub use environment::{effective_environment, missed_variables, names_package_registry};
 pub use error::{ConfigError, Place};
 pub use file::{ApproverName, Combining, ConfigFile, FileOperation, ProvenanceSection};
 pub use format::format;

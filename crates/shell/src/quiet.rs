@@ -37,6 +37,8 @@ const QUIET_SECTIONS: &[(&str, &[&str])] = &[
             "trustctime",
             "checkstat",
             "fsmonitor=false",
+            "pager=cat",
+            "pager=less",
         ],
     ),
     (
@@ -85,6 +87,8 @@ const QUIET_SECTIONS: &[(&str, &[&str])] = &[
     ("gc", &["auto", "autodetach", "autopacklimit", "writecommitgraph", "pruneexpire", "reflogexpire"]),
     ("maintenance", &["auto", "strategy"]),
     ("index", &["version", "threads"]),
+    // None stands for a command of git itself, and no other is known.
+    ("alias", &[]),
     ("advice", &[]),
     ("color", &[]),
     // What only an exchange with another host asks for.
@@ -133,6 +137,7 @@ mod tests {
         check("", true);
         check("[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tfsmonitor = false\n", true);
         check("[remote \"origin\"]\n\turl = https://x\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n", true);
+        check("[alias]\n\tx = !./x\n\tst = status\n[core]\n\tpager = less\n", true);
         check("[branch \"main\"]\n\tremote = origin\n\tmerge = refs/heads/main\n[user]\n\tname = A\n", true);
         for loud in [
             "[core]\n\thooksPath = .githooks\n",
@@ -146,7 +151,6 @@ mod tests {
             "[core]\n\tworktree = /\n",
             "[core]\n\tattributesFile = x\n",
             "[pager]\n\tadd = ./x\n",
-            "[alias]\n\tx = !./x\n",
             "[gpg]\n\tprogram = ./x\n",
             "[filter \"x\"]\n\tclean = ./x\n",
             "[merge \"x\"]\n\tdriver = ./x\n",

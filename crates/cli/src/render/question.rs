@@ -83,6 +83,9 @@ fn held(out: &mut String, question: &Question, style: Style) {
     let QuestionKind::Hold { denial, grants, directory, held_ms } = &question.kind else { return };
     wrap(out, style, "  command  ", &quote(&question.command));
     powers(out, grants, style);
+    if grants.iter().any(Grant::is_answer_only) {
+        wrap(out, style, "           ", "a yes is one to all of that kind, whatever its arguments, until the run ends");
+    }
     if let Some(offer) = question.group_offered() {
         let hosts: Vec<String> = offer.grants.iter().filter_map(Grant::targets).map(ToString::to_string).collect();
         wrap(out, style, "  group    ", &format!("@{}: {}", offer.name, hosts.join(" ")));

@@ -8,7 +8,7 @@ use std::path::Path;
 use stockade_model::{
     Approval, Denial, Grant, Layer, LayerState, Level, Operation, Outcome, RawText, Resolution, Scope, Status,
 };
-use stockade_policy::{is_history, is_registry_settings};
+use stockade_policy::{is_history, is_registry_settings, names_package_registry};
 use stockade_store::{Consent, Remembered};
 
 use super::compact::brief;
@@ -62,18 +62,22 @@ pub fn summary(outcome: &Outcome, context: SummaryContext<'_>, style: Style) -> 
     out
 }
 
-/// Variables that a command may have failed for the lack of.
+/// Variables that did not pass: the address of a registry, without which a tool asks the public
+/// one in silence; and what a command may have failed for the lack of.
 fn not_passed(out: &mut String, outcome: &Outcome, style: Style) {
     let names = outcome.attempts.last().map_or(&[][..], |last| last.not_passed.as_slice());
-    if names.is_empty() || outcome.status != Status::Exited || outcome.exit_code == Some(0) {
-        return;
+    let (registries, others): (Vec<&String>, Vec<&String>) =
+        names.iter().partition(|name| names_package_registry(name));
+    let has_failed = outcome.status == Status::Exited && outcome.exit_code != Some(0);
+    let of_registry = "an address that may hold a password stays outside; tools ask the public registry instead";
+    let changing = "a variable that changes what programs do stays outside";
+    let lines = [(registries, of_registry, true), (others, changing, has_failed)];
+    for (names, why, _) in lines.into_iter().filter(|(names, _, is_told)| *is_told && !names.is_empty()) {
+        let shown: Vec<&str> = names.iter().take(VARIABLES_SHOWN).map(|name| name.as_str()).collect();
+        wrap(out, style, "• ", &format!("not passed: {}   ({why})", shown.join(", ")));
+        let grant = |name: &&str| grant_hint(&Grant::Env((*name).to_owned()), style.is_terminal());
+        hint(out, &shown.iter().map(grant).collect::<Vec<String>>().join(" "), style);
     }
-    let names: Vec<Grant> = names.iter().take(VARIABLES_SHOWN).cloned().map(Grant::Env).collect();
-    let listed: Vec<String> = names.iter().map(|grant| grant.to_string().replacen("env ", "", 1)).collect();
-    let why = "a variable that changes what programs do stays outside";
-    wrap(out, style, "• ", &format!("not passed: {}   ({why})", listed.join(", ")));
-    let options: Vec<String> = names.iter().map(|grant| grant_hint(grant, style.is_terminal())).collect();
-    hint(out, &options.join(" "), style);
 }
 
 fn refusals(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, style: Style) {

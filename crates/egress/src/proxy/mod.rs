@@ -4,9 +4,10 @@
 pub(crate) mod http;
 pub(crate) mod socks;
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use stockade_model::{Grant, Target};
+use stockade_model::{Grant, Host, Target};
 
 use crate::dial::{DialFailure, Dialled};
 use crate::door::Shared;
@@ -21,6 +22,15 @@ async fn judged(shared: &Shared, target: &Target, who: &Who) -> Result<Permit, U
     }
 }
 
+/// Who asks for `localhost` means that address, and so does who lets it pass: a name that leads
+/// there by itself may be another's.
+fn without_localhost(target: &Target) -> Target {
+    match target.host.name().is_some_and(|name| name.as_str() == "localhost") {
+        true => Target { host: Host::Address(Ipv4Addr::LOCALHOST.into()), port: target.port },
+        false => target.clone(),
+    }
+}
+
 /// Why a target was not reached.
 enum Unreached {
     /// Somebody or a rule said no; what would do, if anything.
@@ -31,6 +41,7 @@ enum Unreached {
 
 /// Judges and dials a target.
 async fn reach(shared: &Arc<Shared>, target: &Target, who: &Who) -> Result<(Session, Dialled), Unreached> {
+    let target = &without_localhost(target);
     let permit = judged(shared, target, who).await?;
     let session = shared.session(target, who, &permit).map_err(Unreached::Dialling)?;
     match shared.dial(target, who).await {

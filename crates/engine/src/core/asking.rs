@@ -275,7 +275,10 @@ impl Core {
         }
         match &question.kind {
             QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
-            kind => self.close(Ending::refused(refusal_text(kind, &given))),
+            kind => {
+                let is_effect = self.assessment.impact.needs_consent();
+                self.close(Ending::refused(refusal_text(kind, &given, is_effect)));
+            }
         }
         false
     }
@@ -441,7 +444,8 @@ fn question_text(kind: &QuestionKind) -> String {
     }
 }
 
-fn refusal_text(kind: &QuestionKind, given: &Given) -> String {
+/// `is_effect`: the text shows what no rule and no grant agrees to.
+fn refusal_text(kind: &QuestionKind, given: &Given, is_effect: bool) -> String {
     let what = question_text(kind);
     match (given.answer, given.by.as_str()) {
         (Answer::TimedOut, "nobody") => {
@@ -449,11 +453,13 @@ fn refusal_text(kind: &QuestionKind, given: &Given) -> String {
                 QuestionKind::Grants { .. } => "a person gives it with `--grant` in the place of `--request`",
                 _ => "run it where somebody can be asked",
             };
-            format!("{what} Nobody answered\nhint: {by_hand}, or allow it with a rule")
+            let or = if is_effect { "; no rule and no grant agrees to it" } else { ", or allow it with a rule" };
+            format!("{what} Nobody answered\nhint: {by_hand}{or}")
         }
         (Answer::TimedOut, by) => format!("{what} No answer in time from {by}"),
         (_, by @ ("mode never" | "mode granular")) => {
-            format!("{what} Nobody may be asked in {by}\nhint: choose another approval mode, or allow it with a rule")
+            let or = if is_effect { "; no rule and no grant agrees to it" } else { ", or allow it with a rule" };
+            format!("{what} Nobody may be asked in {by}\nhint: choose another approval mode{or}")
         }
         (_, "cache") => format!(
             "{what} A remembered answer says no\nhint: `stockade approvals list` shows it, `approvals revoke` takes it back"

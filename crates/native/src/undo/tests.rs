@@ -374,7 +374,7 @@ fn old_and_many_runs_go() {
     for (number, days, goes) in
         [(1, 6, false), (1, 8, true), (20, 6, true), (19, 6, false), (20, 0, false), (199, 0, false), (200, 0, true)]
     {
-        assert_eq!(super::store::is_over(number, now - days * day, now), goes, "{number} newer ones, {days} days");
+        assert_eq!(store::is_over(number, now - days * day, now), goes, "{number} newer ones, {days} days");
     }
 }
 

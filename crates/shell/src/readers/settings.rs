@@ -72,7 +72,9 @@ pub(super) fn judge(judge: &mut Judge, entry: &Entry, parsed: &Parsed, at: (usiz
     }
     let key = parsed.operands.first().and_then(|key| key.literal()).unwrap_or_default();
     let span = parsed.operands.get(1).map_or(at, |value| value.span);
-    if is_harmless(&key) && !parsed.uses(OTHER_USES) {
+    let value = parsed.operands.get(1).and_then(|value| value.literal());
+    let is_fine = is_harmless(&key) || value.is_some_and(|value| is_harmless_as(&key, &value));
+    if is_fine && !parsed.uses(OTHER_USES) {
         judge.ask("changes-repository", "Changes the repository or its work tree.", span);
     } else {
         judge.ask("unknown-operand", "An argument this program is not known to take.", span);
@@ -92,6 +94,15 @@ fn file(judge: &Judge, parsed: &Parsed) -> Option<Vec<u8>> {
     }
     let name: &[u8] = if parsed.uses(&["--worktree"]) { b".git/config.worktree" } else { b".git/config" };
     paths::absolute(name, judge.scope.cwd.as_deref())
+}
+
+/// A key that may name a program, with a value that names none or the one taken anyway.
+fn is_harmless_as(key: &[u8], value: &[u8]) -> bool {
+    match key.to_ascii_lowercase().as_slice() {
+        b"core.fsmonitor" => value == b"false",
+        b"core.pager" => matches!(value, b"cat" | b"less"),
+        _ => false,
+    }
 }
 
 fn is_harmless(key: &[u8]) -> bool {

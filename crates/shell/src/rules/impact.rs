@@ -180,9 +180,14 @@ impl<'a> Line<'a> {
     fn is_rehearsal(&self, known: &Use) -> bool {
         let mut may_want = false;
         let mut found = false;
+        // `-h` asks for help where nothing follows that it could be the option of.
+        let last = self.words.last().filter(|word| word.role == Role::Option);
+        if last.is_some_and(|word| matches!(word.text, b"-h" | b"-help") && !self.knows(word.text)) {
+            return true;
+        }
         for word in &self.words {
             if word.role == Role::Option {
-                let is_listed = word.text == b"--help" || lists(known.unless, word.text);
+                let is_listed = word.text == b"--help" || known.unless.iter().any(|own| self.rehearses(own, word.text));
                 let name = name_of(word.text);
                 let spoils = known.spoils.iter().any(|option| is_option(option, word.text, self.options));
                 // `--dry-run=none`
@@ -204,6 +209,20 @@ impl<'a> Line<'a> {
             }
         }
         found
+    }
+
+    /// True where an option of the program is called so.
+    fn knows(&self, option: &[u8]) -> bool {
+        lists(self.options.flags, option) || lists(self.options.valued, option)
+    }
+
+    /// True where a word is the option that makes it a rehearsal: whole, with a yes, or a letter
+    /// of a cluster; never abbreviated.
+    fn rehearses(&self, option: &str, text: &[u8]) -> bool {
+        let is_yes =
+            || text.strip_prefix(option.as_bytes()).is_some_and(|rest| matches!(rest, b"=true" | b"=1" | b"=yes"));
+        let is_short = option.len() == 2 && text.get(1).is_some_and(|b| *b != b'-');
+        option.as_bytes() == text || is_yes() || is_short && is_option(option, text, self.options)
     }
 
     /// True where every condition of a use holds.
