@@ -115,10 +115,10 @@ fn git(user: stockade_testkit::User) {
     let made = world.run(&world.bare(&["sh", "-c", script]));
     assert_eq!(made.ended, Ended::Code(0), "{}", made.text());
     let edit = "GIT_EDITOR='sh -c \"echo edited >> ../edits; echo words > $1\" --' git commit -q";
-    let told = agreed(world, &format!("cd repo && git config core.pager cat && {edit}"), |command| command);
+    let told = agreed(world, &format!("cd repo && git config core.pager ./shown && {edit}"), |command| command);
     check(&told, 2, &world.workspace().join("edits"));
     let pager = world.run(&world.bare(&["git", "-C", "repo", "config", "core.pager"]));
-    assert_eq!(pager.stdout, "cat\n", "{}", told.text);
+    assert_eq!(pager.stdout, "./shown\n", "{}", told.text);
     let log = world.run(&world.bare(&["git", "-C", "repo", "log", "--format=%s"]));
     assert_eq!(log.stdout, "words\n", "{}", told.text);
 }
