@@ -192,7 +192,8 @@ curl -s -m 3 -L \"http://allowed.test/redirect?$to\"; curl -s -m 3 --noproxy '*'
     Attack { id: "esc-0178", special: Some(special::the_door_dies), ..PROXY },
     Attack {
         id: "esc-0180",
-        text: "head -c 20M /dev/zero | curl -s -T - http://allowed.test/up",
+        // Not by a program whose use is asked about.
+        text: "/usr/bin/python3 -c \"import urllib.request as u; u.urlopen(u.Request('http://allowed.test/up', data=bytes(20 << 20)))\"",
         judge: |seen| {
             let sent = seen.use_of("allowed.test:80").and_then(|used| used["bytes_up"].as_u64()).unwrap_or_default();
             if sent >= 20 << 20 { Vec::new() } else { vec![format!("{sent} bytes are on record, not 20 MiB")] }
