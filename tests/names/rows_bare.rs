@@ -180,7 +180,8 @@ pub const WORK: &[Row] = &[
     },
     Row {
         id: "bare-work-pushed",
-        attack: "git commit -q --allow-empty -m y; git push -q; git push -q origin HEAD:other; git push -q origin :other; git tag t; git push -q origin t; git push -qf origin HEAD^:main; [ $(git -C up.git rev-parse main) = $(git rev-parse HEAD^) ]",
+        // What removes or overwrites is asked about under the name of `push`.
+        attack: "git commit -q --allow-empty -m y; git push -q; git push -q origin HEAD:other; $(git --exec-path)/git-send-pack -q up.git :refs/heads/other; git tag t; git push -q origin t; $(git --exec-path)/git-send-pack -q --force up.git HEAD^:refs/heads/main; [ $(git -C up.git rev-parse main) = $(git rev-parse HEAD^) ]",
         ..WITH_REMOTE
     },
     Row {
