@@ -406,7 +406,7 @@ fn a_commit_goes_on_after_a_late_yes_and_runs_once() {
         };
         git(&["init", "-q", "-b", "main"]);
         git(&["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "first"]);
-        let script = "echo once >> ran; echo text > f && git add f && git config core.pager cat && git -c user.name=a -c user.email=a@b commit -q -m second";
+        let script = "echo once >> ran; echo text > f && git add f && git config core.pager ./shown && git -c user.name=a -c user.email=a@b commit -q -m second";
         let mut plan = shell(level, &scene, script);
         plan.environment.insert("HOME".to_owned(), RawText::from(workspace.as_path()));
         let ran = run_holding(&plan, after(Duration::from_secs(2)));
@@ -414,8 +414,8 @@ fn a_commit_goes_on_after_a_late_yes_and_runs_once() {
         let grants: Vec<_> = ran.questions.iter().map(|q| q.denial.grant.clone().unwrap().to_string()).collect();
         assert_eq!(grants, [format!("write {}", workspace.join(".git/config").display())]);
         let shown = &ran.questions[0].denial.rule;
-        assert!(shown.ends_with("core.pager = cat"), "{shown}");
-        assert_eq!(git(&["config", "core.pager"]), "cat");
+        assert!(shown.ends_with("core.pager = ./shown"), "{shown}");
+        assert_eq!(git(&["config", "core.pager"]), "./shown");
         assert_eq!(git(&["log", "--format=%s"]), "second\nfirst");
         assert_eq!(git(&["status", "--porcelain"]), "?? ran");
         git(&["fsck", "--strict"]);
