@@ -69,10 +69,13 @@ fn not_passed(out: &mut String, outcome: &Outcome, style: Style) {
     let (registries, others): (Vec<&String>, Vec<&String>) =
         names.iter().partition(|name| names_package_registry(name));
     let has_failed = outcome.status == Status::Exited && outcome.exit_code != Some(0);
+    let others = if has_failed { others } else { Vec::new() };
     let of_registry = "an address that may hold a password stays outside; tools ask the public registry instead";
     let changing = "a variable that changes what programs do stays outside";
-    let lines = [(registries, of_registry, true), (others, changing, has_failed)];
-    for (names, why, _) in lines.into_iter().filter(|(names, _, is_told)| *is_told && !names.is_empty()) {
+    for (names, why) in [(registries, of_registry), (others, changing)] {
+        if names.is_empty() {
+            continue;
+        }
         let shown: Vec<&str> = names.iter().take(VARIABLES_SHOWN).map(|name| name.as_str()).collect();
         wrap(out, style, "• ", &format!("not passed: {}   ({why})", shown.join(", ")));
         let grant = |name: &&str| grant_hint(&Grant::Env((*name).to_owned()), style.is_terminal());

@@ -447,18 +447,17 @@ fn question_text(kind: &QuestionKind) -> String {
 /// `is_effect`: the text shows what no rule and no grant agrees to.
 fn refusal_text(kind: &QuestionKind, given: &Given, is_effect: bool) -> String {
     let what = question_text(kind);
+    let or = if is_effect { "; no rule and no grant agrees to it" } else { ", or allow it with a rule" };
     match (given.answer, given.by.as_str()) {
         (Answer::TimedOut, "nobody") => {
             let by_hand = match kind {
                 QuestionKind::Grants { .. } => "a person gives it with `--grant` in the place of `--request`",
                 _ => "run it where somebody can be asked",
             };
-            let or = if is_effect { "; no rule and no grant agrees to it" } else { ", or allow it with a rule" };
             format!("{what} Nobody answered\nhint: {by_hand}{or}")
         }
         (Answer::TimedOut, by) => format!("{what} No answer in time from {by}"),
         (_, by @ ("mode never" | "mode granular")) => {
-            let or = if is_effect { "; no rule and no grant agrees to it" } else { ", or allow it with a rule" };
             format!("{what} Nobody may be asked in {by}\nhint: choose another approval mode{or}")
         }
         (_, "cache") => format!(
