@@ -38,6 +38,7 @@ mod secret_use;
 mod signing;
 mod special;
 mod targets;
+mod text_pattern;
 
 pub use approval::{Answer, Approval, ApprovalMode, GranularMode, GroupOffer, Question, QuestionKind, Scope};
 pub use assessment::{Assessment, Capability, Finding, Impact, Span, Tier};
@@ -71,3 +72,4 @@ pub use secret_use::{SecretUse, is_secret_name};
 pub use signing::{KeyFingerprint, SSH_PORT, SignPurpose, SignUse, ssh_target, ssh_target_text};
 pub use special::special_address;
 pub use targets::{HostPattern, TargetPattern, is_localhost};
+pub use text_pattern::text_matches;

@@ -6,7 +6,7 @@
 //! given other arguments after they were looked at. What runs is confined all
 //! the same. It must not know how a program was found.
 
-use stockade_model::{EffectUse, ExecRules, Grant, ProgramPattern};
+use stockade_model::{EffectUse, ExecRules, Grant, ProgramPattern, text_matches};
 
 use crate::powers::Refusal;
 
@@ -209,7 +209,7 @@ impl Rule {
     }
 
     fn names(&self, path: &[u8], called: &[u8]) -> bool {
-        let is_named = |name: &[u8]| name_matches(self.pattern.name().as_bytes(), name);
+        let is_named = |name: &[u8]| text_matches(self.pattern.name(), name);
         let (directory, name) = split(path);
         match &self.directory {
             // A bare name is also that by which a program of many names, or a
@@ -225,27 +225,6 @@ impl Rule {
             && wanted.len() <= program.arguments.len()
             && wanted.iter().zip(&program.arguments).all(|(wanted, word)| wanted.as_bytes() == word)
     }
-}
-
-/// True where `pattern`, in which each `*` stands for any text, matches all of
-/// `name`. Linear in the product of their lengths.
-fn name_matches(pattern: &[u8], name: &[u8]) -> bool {
-    let (mut p, mut n) = (0, 0);
-    let mut retry: Option<(usize, usize)> = None;
-    while n < name.len() {
-        if pattern.get(p) == Some(&b'*') {
-            retry = Some((p, n));
-            p += 1;
-        } else if pattern.get(p) == Some(&name[n]) {
-            (p, n) = (p + 1, n + 1);
-        } else if let Some((star, from)) = retry {
-            retry = Some((star, from + 1));
-            (p, n) = (star + 1, from + 1);
-        } else {
-            return false;
-        }
-    }
-    pattern[p..].iter().all(|b| *b == b'*')
 }
 
 /// What a script's first line names: the interpreter and the one argument it is

@@ -2,7 +2,7 @@
 //! stays within one name. No state, no allocation, linear in the product of the
 //! lengths.
 
-pub(crate) use crate::environment::glob_matches as text_matches;
+pub(crate) use stockade_model::text_matches;
 
 /// True where `pattern` matches all of one name: `*` any text, `?` one
 /// character, everything else itself.

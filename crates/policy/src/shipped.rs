@@ -195,7 +195,7 @@ fn add(spec: &mut ProfileSpec, part: Part) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::environment::glob_matches;
+    use stockade_model::text_matches;
 
     /// The same shapes, for a whole TOML reader. They are compared as text.
     mod whole {
@@ -274,7 +274,7 @@ mod tests {
                 for drop in &spec.drop {
                     // A name written out outweighs a pattern: that is meant.
                     let is_meant = drop.value.as_str().contains('*') && !pass.value.as_str().contains('*');
-                    let clash = !is_meant && glob_matches(drop.value.as_str(), pass.value.as_str());
+                    let clash = !is_meant && text_matches(drop.value.as_str(), pass.value.as_str());
                     assert!(!clash, "{name}: `{}` passes and `{}` drops it", pass.value.as_str(), drop.value.as_str());
                 }
             }

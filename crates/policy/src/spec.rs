@@ -11,10 +11,10 @@ use std::path::PathBuf;
 use stockade_model::{DEFAULT_UNDO_BYTES, Limit, Limits, Network, ProgramPattern, RawText};
 
 use crate::egress::EgressSpec;
-use crate::environment::glob_matches;
 use crate::error::Place;
 use crate::file::{LimitsSection, ProfileSection};
 use crate::text::{ConfigPath, DropPattern, PassPattern, ProtectedName};
+use stockade_model::text_matches;
 
 /// Whose configuration a file is. Later layers outweigh earlier ones, but the
 /// project's may only tighten (L7).
@@ -297,8 +297,8 @@ impl ProfileSpec {
     }
 
     pub(crate) fn drop(&mut self, pattern: DropPattern, origin: Origin) {
-        self.pass.retain(|entry| !glob_matches(pattern.as_str(), entry.value.as_str()));
-        self.set.retain(|name, _| !glob_matches(pattern.as_str(), name));
+        self.pass.retain(|entry| !text_matches(pattern.as_str(), entry.value.as_str()));
+        self.set.retain(|name, _| !text_matches(pattern.as_str(), name));
         add(&mut self.drop, pattern, origin);
     }
 

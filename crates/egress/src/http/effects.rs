@@ -5,7 +5,7 @@
 //! The codes are those of `knowledge/impacts.toml` of the classifier, so that a yes to a command
 //! is one to its requests. Advice, no wall: a server may take the same by another path.
 
-use stockade_model::{EffectUse, Target};
+use stockade_model::{EffectUse, Target, text_matches};
 
 /// What such requests look like. In a path and a host `*` is any text.
 struct Known {
@@ -105,24 +105,13 @@ const KNOWN: &[Known] = &[
 pub(super) fn of(target: &Target, method: &str, path: &str) -> Option<(EffectUse, &'static str)> {
     let host = target.host.to_string().to_ascii_lowercase();
     let path = path.split(['?', '#']).next().unwrap_or_default().to_ascii_lowercase();
-    let is_one = |patterns: &[&str], text: &str| patterns.iter().any(|pattern| matches(pattern, text));
+    let is_one = |patterns: &[&str], text: &str| patterns.iter().any(|pattern| text_matches(pattern, text));
     let known = KNOWN.iter().find(|known| {
         known.methods.iter().any(|own| own.eq_ignore_ascii_case(method))
             && is_one(known.hosts, &host)
             && is_one(known.paths, &path)
     })?;
     Some((EffectUse::at(known.code, &host)?, known.message))
-}
-
-/// Whether each `*` of the pattern can stand for some text. Patterns have two at most.
-fn matches(pattern: &str, text: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == text,
-        Some((start, "")) => text.starts_with(start),
-        Some((start, rest)) => text
-            .strip_prefix(start)
-            .is_some_and(|behind| (0..=behind.len()).filter_map(|at| behind.get(at..)).any(|end| matches(rest, end))),
-    }
 }
 
 #[cfg(test)]

@@ -126,7 +126,7 @@ impl Rule {
         };
         let starts = prefix.is_empty() || words.loose.windows(prefix.len()).any(named);
         let text = format!(" {} ", words.loose.join(" "));
-        let globbed = glob.is_empty() || glob.iter().any(|glob| text_matches(&format!("* {glob} *"), &text));
+        let globbed = glob.is_empty() || glob.iter().any(|glob| text_matches(format!("* {glob} *"), &text));
         let optioned = options.present.iter().all(|option| present(option, &words.loose, true) > Match::No);
         if starts && globbed && optioned { Match::Possible } else { Match::No }
     }
@@ -272,7 +272,7 @@ fn argument_fits(given: &serde_json::Value, name: &str, texts: &[String], raisin
     }
     let fits = |value: &serde_json::Value| {
         let text = value.as_str().map_or_else(|| Cow::Owned(value.to_string()), Cow::Borrowed);
-        texts.iter().any(|pattern| text_matches(pattern, &text))
+        texts.iter().any(|pattern| text_matches(pattern, &*text))
     };
     match value {
         serde_json::Value::Array(items) if raising => items.iter().any(fits),

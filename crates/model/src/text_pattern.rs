@@ -1,0 +1,60 @@
+//! Patterns over text, in which `*` stands for any text and nothing else is special.
+
+/// True where the pattern matches all of the text. No allocation; linear in the product of
+/// their lengths.
+pub fn text_matches(pattern: impl AsRef<[u8]>, text: impl AsRef<[u8]>) -> bool {
+    let (pattern, text) = (pattern.as_ref(), text.as_ref());
+    let (mut p, mut t) = (0, 0);
+    let mut retry: Option<(usize, usize)> = None;
+    while t < text.len() {
+        if pattern.get(p) == Some(&b'*') {
+            retry = Some((p, t));
+            p += 1;
+        } else if pattern.get(p) == Some(&text[t]) {
+            (p, t) = (p + 1, t + 1);
+        } else if let Some((star, from)) = retry {
+            retry = Some((star, from + 1));
+            (p, t) = (star + 1, from + 1);
+        } else {
+            return false;
+        }
+    }
+    pattern[p..].iter().all(|b| *b == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs() {
+        for (pattern, text, expected) in [
+            ("A", "A", true),
+            ("A", "AB", false),
+            ("LC_*", "LC_", true),
+            ("LC_*", "LC_ALL", true),
+            ("LC_*", "XLC_ALL", false),
+            ("*TOKEN*", "GH_TOKEN", true),
+            ("*TOKEN*", "TOKENS", true),
+            ("*TOKEN*", "TOKE", false),
+            ("*A*B*", "xAyAzBw", true),
+            ("*", "", true),
+            ("*AB", "AAB", true),
+        ] {
+            assert_eq!(text_matches(pattern, text), expected, "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn stars() {
+        for (pattern, text, expected) in [
+            ("/*", "/", true),
+            ("/a*b", "/axxb", true),
+            ("/a*b", "/axxbc", false),
+            ("/*a*b*", "/xxaxb", true),
+            ("/", "/x", false),
+        ] {
+            assert_eq!(text_matches(pattern.as_bytes(), text.as_bytes()), expected, "{pattern} {text}");
+        }
+    }
+}
