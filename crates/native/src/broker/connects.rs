@@ -3,7 +3,6 @@
 //! the program's socket is then connected, on its behalf, to where the door
 //! listens.
 
-use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -17,6 +16,7 @@ use stockade_sys::notify::{Answer, Notifier};
 use stockade_sys::{Errno, actor};
 
 use super::deed::Step;
+use super::kept_ports::KeptPort;
 use super::ledger::{Actor, Denied};
 use super::pool::Pool;
 use super::servers::{Listening, is_served, is_served_around};
@@ -38,8 +38,8 @@ enum Road {
     Inside,
     /// To the door itself.
     Offered(Offer),
-    /// To a server of the run's own on the host's loopback, which has these cookies.
-    Server(HashSet<u64>),
+    /// To a server of the run's own on the host's loopback.
+    Server(Arc<KeptPort>),
     /// Outside.
     Out(Target, Permit),
 }
@@ -56,8 +56,8 @@ impl Service {
             if self.has_own_network() {
                 return self.connect_natively(id, connection);
             }
-            let servers = self.own_servers(dialled)?.ok_or(Errno::NETUNREACH)?;
-            return self.connect_server(id, connection, (servers, dialled.port()));
+            let server = self.own_server(dialled)?.ok_or(Errno::NETUNREACH)?;
+            return self.connect_server(id, connection, server);
         };
         let road = self.road(way, (dialled, who))?;
         let ready = || {
@@ -67,7 +67,7 @@ impl Service {
         };
         let dialling = match road {
             Road::Inside => return self.connect_natively(id, connection),
-            Road::Server(servers) => return self.connect_server(id, connection, (servers, dialled.port())),
+            Road::Server(server) => return self.connect_server(id, connection, server),
             Road::Offered(offer) => {
                 let arrival = ready()?;
                 way.connect_service(offer, dialled, named(who), move |told| arrival.take(told))?
@@ -132,8 +132,8 @@ impl Service {
                 Err(_) if target.port == NAMES_PORT => names(),
                 decided if self.stays_inside((dialled, who), decided.is_ok()) => Ok(Road::Inside),
                 Ok(rule) => Ok(Road::Out(target, Permit { rule })),
-                Err(refusal) => match self.own_servers(dialled)? {
-                    Some(servers) => Ok(Road::Server(servers)),
+                Err(refusal) => match self.own_server(dialled)? {
+                    Some(server) => Ok(Road::Server(server)),
                     None => Err(Failure::Refused(unreached(&target, refusal))),
                 },
             },
@@ -144,14 +144,14 @@ impl Service {
         }
     }
 
-    /// The run's own servers at an address of the host's loopback, where there is nobody else's.
+    /// The run's own server at an address of the host's loopback, where there is nobody else's.
     /// Where nobody listens there is nothing to decide on.
-    fn own_servers(&self, dialled: SocketAddr) -> Result<Option<HashSet<u64>>, Errno> {
+    fn own_server(&self, dialled: SocketAddr) -> Result<Option<Arc<KeptPort>>, Errno> {
         if self.has_own_network() || !dialled.ip().is_loopback() {
             return Ok(None);
         }
-        match self.servers.at(dialled.port()) {
-            Ok(Listening::Own(servers)) => Ok(Some(servers)),
+        match self.servers.at(dialled) {
+            Ok(Listening::Own(server)) => Ok(Some(server)),
             Ok(Listening::Nobody) => Err(Errno::CONNREFUSED),
             Ok(Listening::Others) | Err(_) => Ok(None),
         }

@@ -15,6 +15,7 @@
 //! | `opens`, `names`, `metadata`, `sockets` | reading the calls and carrying them out |
 //! | `straight` | the short way of plain opens |
 //! | `bound`, `servers` | sockets that the run has made: with a path, and servers on the host's loopback |
+//! | `kept_ports` | addresses of those servers, kept from everybody else |
 //! | `view` | through which view an object is changed; is it still the one shown? |
 //! | `holds`, `holding` | calls that wait for an answer |
 //! | `pool` | what may block |
@@ -53,6 +54,7 @@ mod holds;
 mod in_place;
 mod install;
 mod judged;
+mod kept_ports;
 mod ledger;
 mod left_out;
 mod metadata;

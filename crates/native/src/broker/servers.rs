@@ -1,18 +1,20 @@
 //! Servers of a run that has no network of its own: on the loopback of the host, for the
 //! run's own processes. The run's own listeners are known by their cookies (`SO_COOKIE`),
 //! which the kernel gives no second socket; who listens on a port the kernel says itself
-//! (`sock_diag(7)`). So a run reaches its own servers there and nobody else's.
+//! (`sock_diag(7)`). Their addresses are kept from everybody else (`kept_ports.rs`). So a run
+//! reaches its own servers there and nobody else's.
 //!
 //! Must not know grants: a listener of somebody else may be reached by one, which is decided
 //! elsewhere.
 
-use std::cell::RefCell;
-use std::collections::{BTreeSet, HashSet};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_cookie};
@@ -22,8 +24,15 @@ use rustix::net::{
 };
 use stockade_sys::Errno;
 
-/// Servers of a run at a time.
-pub(super) const MAX_SERVERS: usize = 512;
+use super::kept_ports::KeptPort;
+
+/// Servers of a run at a time. Each takes a descriptor of the broker's process.
+pub(super) const MAX_SERVERS: usize = 128;
+/// How often it is looked whether a server is gone: so long its port is kept from others.
+const LOOKED_EVERY: Duration = Duration::from_millis(500);
+/// How often a port is asked for that the run gives back, and how long between.
+const MAX_GIVE_BACK_TRIES: usize = 20;
+const GIVE_BACK_PAUSE: Duration = Duration::from_millis(1);
 /// The first port that no service of the system has to itself.
 pub(super) const FIRST_PORT: u16 = 1024;
 /// Ports of the kernel's choice that are tried for one server.
@@ -54,45 +63,109 @@ const MAX_TABLE_BYTES: u64 = 4 << 20;
 /// `TCP_LISTEN` as such a table has it.
 const LISTEN_STATE: &str = "0A";
 
-/// The run's own listeners, by their cookies.
+/// The run's own listeners, by their cookies, with the addresses that are kept for them.
 #[derive(Debug, Default)]
-pub(super) struct Servers(RefCell<HashSet<u64>>);
+pub(super) struct Servers {
+    own: RefCell<HashMap<u64, Arc<KeptPort>>>,
+    looked: Cell<Option<Instant>>,
+}
 
 impl Servers {
     /// Lets a socket that is bound to the loopback listen; no other one does.
     pub fn listen(&self, socket: BorrowedFd<'_>, backlog: i32) -> Result<(), Errno> {
-        let port = served_port(socket)?.ok_or(Errno::ACCESS)?;
-        let mut own = self.0.borrow_mut();
-        if own.len() >= MAX_SERVERS {
-            let there = listeners(None)?;
-            own.retain(|cookie| there.contains(cookie));
+        let at = served_address(socket)?.ok_or(Errno::ACCESS)?;
+        if self.own.borrow().len() >= MAX_SERVERS {
+            self.let_go(None)?;
         }
-        if own.len() >= MAX_SERVERS {
-            return Err(Errno::NFILE);
-        }
+        self.once_given_back(at.port(), || self.listen_at(socket, at, backlog))
+    }
+
+    fn listen_at(&self, socket: BorrowedFd<'_>, at: SocketAddr, backlog: i32) -> Result<(), Errno> {
         let cookie = socket_cookie(socket)?;
-        let is_alone = |own: &HashSet<u64>| Ok::<_, Errno>(listeners(Some(port))?.is_subset(own));
+        let there = listeners(Some(at.port()))?;
         // With SO_REUSEPORT it would take connections that are somebody else's.
-        if !is_alone(&own)? {
+        if !self.has_all(&there) {
             return Err(Errno::ADDRINUSE);
         }
-        listen(socket, backlog)?;
-        own.insert(cookie);
-        if is_alone(&own)? {
+        if there.contains(&cookie) {
+            return listen(socket, backlog);
+        }
+        if self.own.borrow().len() >= MAX_SERVERS {
+            return Err(Errno::NFILE);
+        }
+        let kept = KeptPort::listen(socket, at, backlog)?;
+        self.own.borrow_mut().insert(cookie, Arc::new(kept));
+        if self.has_all(&listeners(Some(at.port()))?) {
             return Ok(());
         }
         shutdown(socket, Shutdown::Both)?;
+        self.own.borrow_mut().remove(&cookie);
         Err(Errno::ADDRINUSE)
     }
 
-    /// Who listens on a port.
-    pub fn at(&self, port: u16) -> Result<Listening, Errno> {
-        let there = listeners(Some(port))?;
-        Ok(match there.is_subset(&self.0.borrow()) {
-            _ if there.is_empty() => Listening::Nobody,
-            true => Listening::Own(there),
-            false => Listening::Others,
-        })
+    /// Who listens at an address of the loopback. Whoever listens on its port at another
+    /// address counts, too.
+    pub fn at(&self, address: SocketAddr) -> Result<Listening, Errno> {
+        let there = listeners(Some(address.port()))?;
+        if !self.has_all(&there) {
+            return Ok(Listening::Others);
+        }
+        let own = self.own.borrow();
+        let kept = own.values().find(|kept| kept.at() == address).filter(|_| !there.is_empty());
+        Ok(kept.map_or(Listening::Nobody, |kept| Listening::Own(kept.clone())))
+    }
+
+    /// Takes an address by `take`, with what nobody of the run listens on any more given back
+    /// to everybody.
+    pub fn once_given_back(&self, port: u16, take: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
+        match take() {
+            Err(Errno::ADDRINUSE) if self.let_go(Some(port))? => {}
+            taken => return taken,
+        }
+        // What connected there has a moment to fail.
+        for _ in 0..MAX_GIVE_BACK_TRIES {
+            match take() {
+                Err(Errno::ADDRINUSE) => std::thread::sleep(GIVE_BACK_PAUSE),
+                taken => return taken,
+            }
+        }
+        Err(Errno::ADDRINUSE)
+    }
+
+    /// Keeps no more the addresses, of one port or of all, on which the run has closed its
+    /// listener. Whether there were such.
+    pub fn let_go(&self, port: Option<u16>) -> Result<bool, Errno> {
+        let is_of_port = |kept: &KeptPort| port.is_none_or(|port| port == kept.at().port());
+        if !self.own.borrow().values().any(|kept| is_of_port(kept)) {
+            return Ok(false);
+        }
+        let there = listeners(port)?;
+        // A long answer may leave one out that listens; one about a port is short.
+        let listens = |cookie: &u64, port| listeners(Some(port)).map_or(true, |there| there.contains(cookie));
+        let is_gone = |cookie: &u64, port| !there.contains(cookie) && !listens(cookie, port);
+        let mut own = self.own.borrow_mut();
+        let gone = own.extract_if(|cookie, kept| is_of_port(kept) && is_gone(cookie, kept.at().port()));
+        Ok(gone.map(|(_, kept)| kept.break_off()).count() > 0)
+    }
+
+    /// Within what time to look whether the run has closed a listener.
+    pub fn look_within(&self) -> Option<Duration> {
+        let since = self.looked.get().map_or(LOOKED_EVERY, |looked| looked.elapsed());
+        (!self.own.borrow().is_empty()).then(|| LOOKED_EVERY.saturating_sub(since))
+    }
+
+    /// Looks, where it is time to.
+    pub fn look(&self) {
+        if self.looked.get().is_none_or(|looked| looked.elapsed() >= LOOKED_EVERY) {
+            self.looked.set(Some(Instant::now()));
+            // Where it cannot be told, the addresses are kept until the next look.
+            let _ = self.let_go(None);
+        }
+    }
+
+    fn has_all(&self, cookies: &HashSet<u64>) -> bool {
+        let own = self.own.borrow();
+        cookies.iter().all(|cookie| own.contains_key(cookie))
     }
 }
 
@@ -104,21 +177,21 @@ pub(super) fn free_port(address: IpAddr, is_served: impl Fn(u16) -> bool) -> Res
     for _ in 0..MAX_PORTS_TRIED {
         let tried = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         bind(&tried, &SocketAddr::new(address, 0))?;
-        match served_port(tried.as_fd())? {
-            Some(port) if !is_served(port) => return Ok(port),
+        match served_address(tried.as_fd())? {
+            Some(at) if !is_served(at.port()) => return Ok(at.port()),
             _ => {}
         }
     }
     Err(Errno::ADDRINUSE)
 }
 
-/// Who listens on a port of the loopback.
-#[derive(Debug, PartialEq, Eq)]
+/// Who listens at an address of the loopback.
+#[derive(Debug)]
 pub(super) enum Listening {
     /// Nobody.
     Nobody,
-    /// The run itself, by these cookies, and nobody else.
-    Own(HashSet<u64>),
+    /// The run itself, and on that port nobody else.
+    Own(Arc<KeptPort>),
     /// Somebody else, too.
     Others,
 }
@@ -159,15 +232,11 @@ fn listener(line: &str) -> Option<u16> {
     (fields.nth(1) == Some(LISTEN_STATE)).then_some(local)
 }
 
-/// Whether one of `servers` listens still, and nobody else.
-pub(super) fn still_serve(servers: &HashSet<u64>, port: u16) -> bool {
-    listeners(Some(port)).is_ok_and(|there| !there.is_empty() && there.is_subset(servers))
-}
-
-/// The port of a socket that is bound to the loopback.
-fn served_port(socket: BorrowedFd<'_>) -> Result<Option<u16>, Errno> {
+/// Where a socket is bound that is bound to the loopback.
+fn served_address(socket: BorrowedFd<'_>) -> Result<Option<SocketAddr>, Errno> {
     let at = SocketAddr::try_from(getsockname(socket)?)?;
-    Ok((at.ip().to_canonical().is_loopback() && at.port() != 0).then_some(at.port()))
+    let at = SocketAddr::new(at.ip().to_canonical(), at.port());
+    Ok((at.ip().is_loopback() && at.port() != 0).then_some(at))
 }
 
 /// The cookies of all that listen, on a port or on any.
@@ -248,6 +317,36 @@ mod tests {
         assert!(listeners(None).unwrap().is_superset(&HashSet::from(cookies)));
         drop(one);
         assert_eq!(listeners(Some(port)).unwrap(), HashSet::from([cookies[1]]));
+    }
+
+    #[test]
+    fn a_port_is_given_back_once_its_server_is_gone() {
+        let servers = Servers::default();
+        let serve = |at: SocketAddr| {
+            let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+            servers.once_given_back(at.port(), || bind(&socket, &at)).unwrap();
+            servers.listen(socket.as_fd(), 8).unwrap();
+            let at = served_address(socket.as_fd()).unwrap().unwrap();
+            (socket, at)
+        };
+        let (socket, at) = serve("127.0.0.1:0".parse().unwrap());
+        let is_own = |at| matches!(servers.at(at), Ok(Listening::Own(kept)) if kept.at() == at);
+        assert!(is_own(at) && matches!(servers.at("127.0.0.2:1".parse().unwrap()), Ok(Listening::Nobody)));
+        let elsewhere = SocketAddr::new("127.0.0.2".parse().unwrap(), at.port());
+        assert!(matches!(servers.at(elsewhere), Ok(Listening::Nobody)), "the run does not listen at that address");
+        assert_eq!(servers.listen(socket.as_fd(), 9), Ok(()), "it may change its queue");
+        assert_eq!(servers.let_go(None), Ok(false));
+        drop(socket);
+        assert!(matches!(servers.at(at), Ok(Listening::Nobody)) && TcpListener::bind(at).is_err());
+        // The run itself has it at once.
+        let (socket, again) = serve(at);
+        assert!(again == at && is_own(at) && servers.look_within().is_some());
+        drop(socket);
+        servers.look();
+        assert_eq!(servers.look_within(), None);
+        let rival = TcpListener::bind(at).unwrap();
+        assert!(matches!(servers.at(at), Ok(Listening::Others)));
+        drop(rival);
     }
 
     #[test]

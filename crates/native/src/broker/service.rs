@@ -223,7 +223,8 @@ impl Service {
         let mut space = self.notifier.space();
         loop {
             let timeout = self.look_at.map(|at| at.saturating_duration_since(Instant::now()));
-            let timeout = timeout.into_iter().chain(self.in_place.look_within()).min();
+            let timeout =
+                [timeout, self.in_place.look_within(), self.servers.look_within()].into_iter().flatten().min();
             let Ok(waiting) = self.notifier.wait(wake, timeout) else { return };
             if waiting.other && !self.take_orders(wake, orders) {
                 return;
@@ -239,6 +240,7 @@ impl Service {
             } else {
                 self.settle_in_place();
             }
+            self.servers.look();
             self.look_after_waiting();
             self.ledger().tell_rest();
         }

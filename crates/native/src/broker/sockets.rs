@@ -6,7 +6,6 @@
 //! nowhere else: a call that went on could have been given another path meanwhile. What
 //! was bound is held (`bound.rs`).
 
-use std::collections::HashSet;
 use std::ffi::{CString, OsStr};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::ControlFlow;
@@ -17,7 +16,7 @@ use std::sync::Arc;
 
 use rustix::fs::{Access, FileType, Mode, OFlags, Stat, fcntl_getfl, fstat};
 use rustix::net::sockopt::{ipv6_v6only, socket_domain, socket_type};
-use rustix::net::{AddressFamily, Shutdown, SocketType};
+use rustix::net::{AddressFamily, SocketType};
 use rustix::thread::set_no_new_privs;
 use stockade_model::{Layer, Level, Operation};
 use stockade_sys::landlock::{Ruleset, access};
@@ -28,9 +27,9 @@ use super::bound::MAX_BOUND;
 use super::caller::Caller;
 use super::connects::{address_for, plain};
 use super::deed::{Deed, Step, Work};
+use super::kept_ports::KeptPort;
 use super::ledger::{Actor, Denied};
-
-use super::servers::{FIRST_PORT, MAX_PORTS_TRIED, free_port, is_served, still_serve};
+use super::servers::{FIRST_PORT, MAX_PORTS_TRIED, free_port, is_served};
 use super::service::{Failure, Reply, Service, native_access, refused};
 use super::view::own_directory;
 use super::walk::{Object, Place};
@@ -179,26 +178,22 @@ impl Service {
         self.connect_natively(id, connection)
     }
 
-    /// Connects to a server of the run's own on the host's loopback. Whoever listened is looked
-    /// at once more afterwards: somebody else may have come in its place.
+    /// Connects to a server of the run's own on the host's loopback, whose address is kept for
+    /// it meanwhile. It is spelled anew: to some sockets "any address" means another one.
     pub(super) fn connect_server(
         &self,
         id: u64,
         connection: &Connection,
-        (servers, port): (HashSet<u64>, u16),
+        server: Arc<KeptPort>,
     ) -> Result<Step, Failure> {
-        let socket = connection.socket.try_clone().map_err(|_| Errno::MFILE)?;
-        let (address, notifier) = (connection.address().to_vec(), self.notifier.clone());
+        let socket = Arc::new(connection.socket.try_clone().map_err(|_| Errno::MFILE)?);
+        let address = address_for(socket_domain(&socket)?, server.at());
+        let notifier = self.notifier.clone();
         let job = Box::new(move || {
-            let connected = actor::connect(socket.as_fd(), &address);
-            let connected = if still_serve(&servers, port) {
-                connected
-            } else {
-                let _ = rustix::net::shutdown(&socket, Shutdown::Both);
-                Err(Errno::CONNREFUSED)
-            };
-            // Failing to answer means that the caller is gone.
-            let _ = notifier.answer(id, connected.map_or_else(Answer::Error, |()| Answer::Value(0)));
+            server.connect(&socket, &address, |connected| {
+                // Failing to answer means that the caller is gone.
+                let _ = notifier.answer(id, connected.map_or_else(Answer::Error, |()| Answer::Value(0)));
+            });
         });
         Ok(Step::Work(Work { job, pipe: None }))
     }
@@ -263,7 +258,8 @@ impl Service {
         }
         let domain = socket_domain(socket)?;
         if at.port() != 0 {
-            return Ok(actor::bind(socket.as_fd(), &address_for(domain, at))?);
+            let bind = || actor::bind(socket.as_fd(), &address_for(domain, at));
+            return Ok(self.servers.once_given_back(at.port(), bind)?);
         }
         for _ in 0..MAX_PORTS_TRIED {
             let port = free_port(at.ip(), is_served)?;

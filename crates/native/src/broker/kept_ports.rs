@@ -1,0 +1,256 @@
+//! Ports of a run's servers on the loopback of the host, kept from everybody else. Beside each
+//! listener the broker has a socket of its own that is bound to the same address, shares it with
+//! nobody and does not listen. Where the run closes its listener, at any time, nobody can listen
+//! there: a connect to such an address reaches the run's own server, or is refused by the kernel.
+//! A port is given back soon after its listener is gone ([`Servers::let_go`]).
+//!
+//! Must not know who may connect.
+//!
+//! [`Servers::let_go`]: super::servers::Servers::let_go
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{set_socket_reuseaddr, socket_reuseaddr};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, bind, getpeername, listen, shutdown, socket_with};
+use stockade_sys::{Errno, actor};
+
+/// How long a connect that its caller does not wait for may take: a server that takes no
+/// connections lets it wait.
+const CONNECTED_WITHIN: Duration = Duration::from_secs(30);
+/// How often the wait for that may be interrupted.
+const MAX_INTERRUPTS: usize = 64;
+
+/// The address of one listener, held as long as this value lives.
+#[derive(Debug)]
+pub(super) struct KeptPort {
+    at: SocketAddr,
+    _holder: OwnedFd,
+    /// Sockets that are connecting to it.
+    connecting: Mutex<Vec<Arc<OwnedFd>>>,
+}
+
+impl KeptPort {
+    /// Lets a socket listen that is bound to `at`, and keeps that address from then on.
+    ///
+    /// # Errors
+    /// ADDRINUSE where somebody has it, or keeps it still. The socket does not listen then.
+    pub fn listen(socket: BorrowedFd<'_>, at: SocketAddr, backlog: i32) -> Result<Self, Errno> {
+        let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let holder = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        // The kernel compares the two when they are bound and when one begins to listen, and
+        // no more after that.
+        let was_shared = socket_reuseaddr(socket)?;
+        set_socket_reuseaddr(socket, true)?;
+        set_socket_reuseaddr(&holder, true)?;
+        let listens = bind(&holder, &at).and_then(|()| listen(socket, backlog));
+        let is_kept = listens.and_then(|()| set_socket_reuseaddr(&holder, false));
+        set_socket_reuseaddr(socket, was_shared)?;
+        if let Err(errno) = is_kept {
+            if listens.is_ok() {
+                shutdown(socket, Shutdown::Both)?;
+            }
+            return Err(errno);
+        }
+        Ok(Self { at, _holder: holder, connecting: Mutex::default() })
+    }
+
+    /// The address, an IPv4 one as such.
+    pub fn at(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// Connects a socket to this very address, which `address` spells for it, and tells the
+    /// outcome. Returns once nothing that the kernel sends for it can reach anybody else.
+    pub fn connect(&self, socket: &Arc<OwnedFd>, address: &[u8], tell: impl FnOnce(Result<(), Errno>)) {
+        self.connecting().push(socket.clone());
+        let connected = match actor::connect(socket.as_fd(), address) {
+            // It was broken off, see `let_go`.
+            Err(Errno::CONNRESET | Errno::CONNABORTED) => Err(Errno::CONNREFUSED),
+            // With TCP_FASTOPEN_CONNECT the first message would connect, at any later time.
+            Ok(()) if is_underway(socket.as_fd()) => {
+                break_off(socket.as_fd());
+                Err(Errno::CONNREFUSED)
+            }
+            other => other,
+        };
+        tell(connected);
+        // One that was under way before is waited for where it began.
+        if !matches!(connected, Ok(()) | Err(Errno::ALREADY | Errno::ISCONN)) && !ends(socket.as_fd()) {
+            break_off(socket.as_fd());
+        }
+        self.connecting().retain(|other| !Arc::ptr_eq(other, socket));
+    }
+
+    /// Breaks off what connects still: the listener is gone, so that it can only fail.
+    pub fn break_off(&self) {
+        self.connecting()
+            .iter()
+            .filter(|socket| is_underway(socket.as_fd()))
+            .for_each(|socket| break_off(socket.as_fd()));
+    }
+
+    fn connecting(&self) -> MutexGuard<'_, Vec<Arc<OwnedFd>>> {
+        self.connecting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a socket has begun to connect, and nobody has answered yet.
+fn is_underway(socket: BorrowedFd<'_>) -> bool {
+    let over = PollFlags::HUP | PollFlags::ERR;
+    getpeername(socket).is_err_and(|errno| errno == Errno::NOTCONN)
+        && !ready(socket, Duration::ZERO).is_ok_and(|ready| ready.intersects(over))
+}
+
+/// Waits until a socket is not under way any more. False where that takes too long.
+fn ends(socket: BorrowedFd<'_>) -> bool {
+    let end = Instant::now() + CONNECTED_WITHIN;
+    for _ in 0..MAX_INTERRUPTS {
+        match ready(socket, end.saturating_duration_since(Instant::now())) {
+            Err(Errno::INTR) => {}
+            _ => break,
+        }
+    }
+    !is_underway(socket)
+}
+
+/// What a socket is ready for, within some time.
+fn ready(socket: BorrowedFd<'_>, within: Duration) -> Result<PollFlags, Errno> {
+    let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
+    poll(&mut polled, Some(&Timespec::try_from(within).map_err(|_| Errno::INVAL)?))?;
+    Ok(polled.iter().fold(PollFlags::empty(), |all, one| all | one.revents()))
+}
+
+fn break_off(socket: BorrowedFd<'_>) {
+    // It fails only where there is no connection any more.
+    let _ = shutdown(socket, Shutdown::Both);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{IpAddr, TcpListener};
+    use std::sync::mpsc::channel;
+
+    use rustix::net::getsockname;
+    use rustix::net::sockopt::{set_ipv6_v6only, set_socket_reuseport};
+
+    use crate::broker::connects::address_for;
+
+    /// How somebody asks for a port: the address, and whether it is shared, by either option.
+    type Asked<'a> = (&'a str, bool, bool);
+
+    fn bound((ip, reuses, shares): Asked<'_>, port: u16) -> Result<OwnedFd, Errno> {
+        let ip: IpAddr = ip.parse().unwrap();
+        let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let made = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        if ip.is_ipv6() && ip != IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]) {
+            set_ipv6_v6only(&made, false)?;
+        }
+        set_socket_reuseaddr(&made, reuses)?;
+        set_socket_reuseport(&made, shares)?;
+        bind(&made, &SocketAddr::new(ip, port))?;
+        Ok(made)
+    }
+
+    fn server(ip: &str, reuses: bool) -> (OwnedFd, SocketAddr) {
+        let made = bound((ip, reuses, false), 0).unwrap();
+        let at = SocketAddr::try_from(getsockname(&made).unwrap()).unwrap();
+        (made, SocketAddr::new(at.ip().to_canonical(), at.port()))
+    }
+
+    /// What connects to `at` by way of `kept` is told.
+    fn connected(kept: &KeptPort, waits: bool) -> (Arc<OwnedFd>, Result<(), Errno>) {
+        let family = if kept.at().is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = if waits { SocketFlags::CLOEXEC } else { SocketFlags::CLOEXEC | SocketFlags::NONBLOCK };
+        let client = Arc::new(socket_with(family, SocketType::STREAM, flags, None).unwrap());
+        let mut told = Err(Errno::IO);
+        kept.connect(&client, &address_for(family, kept.at()), |outcome| told = outcome);
+        assert!(kept.connecting().is_empty());
+        (client, told)
+    }
+
+    #[test]
+    fn nobody_listens_at_a_kept_address_whether_its_server_does_or_not() {
+        let each = [(false, false), (false, true), (true, false), (true, true)];
+        let four = ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"];
+        for (ip, rivals) in [("127.0.0.1", &four[..]), ("::ffff:127.0.0.1", &four), ("::1", &["::1", "::"])] {
+            // One that was bound before the server listened, where the kernel lets it.
+            for (reuses, (early, shares)) in [false, true].into_iter().flat_map(|r| each.map(|e| (r, e))) {
+                let (socket, at) = server(ip, reuses);
+                let early = bound((rivals[0], early, shares), at.port());
+                let kept = KeptPort::listen(socket.as_fd(), at, 8).unwrap();
+                assert_eq!(socket_reuseaddr(&socket), Ok(reuses));
+                let mut server = Some(socket);
+                for is_served in [true, false] {
+                    for (rival, (reuses, shares)) in rivals.iter().flat_map(|rival| each.map(|e| (rival, e))) {
+                        let taken = bound((rival, reuses, shares), at.port()).and_then(|socket| listen(&socket, 8));
+                        assert_eq!(taken, Err(Errno::ADDRINUSE), "{at} {rival} {reuses} {shares} {is_served}");
+                    }
+                    let early_listens = early.as_ref().is_ok_and(|early| listen(early, 8).is_ok());
+                    assert!(!early_listens, "{at} {is_served}");
+                    let (_client, told) = connected(&kept, true);
+                    assert_eq!(told, if is_served { Ok(()) } else { Err(Errno::CONNREFUSED) }, "{at}");
+                    drop(server.take());
+                }
+                drop((kept, early));
+                assert!(TcpListener::bind(at).is_ok(), "{at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_socket_that_cannot_be_kept_does_not_listen() {
+        let (one, at) = server("127.0.0.1", true);
+        let other = bound(("127.0.0.1", true, false), at.port()).unwrap();
+        let kept = KeptPort::listen(one.as_fd(), at, 8).unwrap();
+        assert_eq!(KeptPort::listen(other.as_fd(), at, 8).map(drop), Err(Errno::ADDRINUSE));
+        drop((kept, one));
+        assert!(TcpListener::bind(at).is_ok(), "neither listens");
+    }
+
+    /// A server whose queue is full lets connects wait: its address is kept until they end,
+    /// also where their callers do not wait.
+    #[test]
+    fn what_connects_still_keeps_the_address_until_it_is_broken_off() {
+        for waits in [false, true] {
+            let (socket, at) = server("127.0.0.1", true);
+            let kept = Arc::new(KeptPort::listen(socket.as_fd(), at, 0).unwrap());
+            let fillers: Vec<_> = (0..2).map(|_| connector(at)).collect();
+            let (told, tells) = channel();
+            let connecting = kept.clone();
+            let waiting = std::thread::spawn(move || {
+                let family = AddressFamily::INET;
+                let flags = if waits { SocketFlags::CLOEXEC } else { SocketFlags::CLOEXEC | SocketFlags::NONBLOCK };
+                let client = Arc::new(socket_with(family, SocketType::STREAM, flags, None).unwrap());
+                connecting.connect(&client, &address_for(family, at), |outcome| told.send(outcome).unwrap());
+            });
+            if !waits {
+                assert_eq!(tells.recv(), Ok(Err(Errno::INPROGRESS)), "it is told at once");
+            }
+            let begun = || kept.connecting().iter().any(|socket| is_underway(socket.as_fd()));
+            assert!((0..1000).any(|_| begun() || (std::thread::sleep(Duration::from_millis(2)), false).1));
+            let asked = Instant::now();
+            kept.break_off();
+            if waits {
+                assert_eq!(tells.recv(), Ok(Err(Errno::CONNREFUSED)));
+            }
+            waiting.join().unwrap();
+            assert!(asked.elapsed() < CONNECTED_WITHIN);
+            drop((socket, fillers));
+            assert!(TcpListener::bind(at).is_err());
+            drop(kept);
+            assert!(TcpListener::bind(at).is_ok());
+        }
+    }
+
+    fn connector(at: SocketAddr) -> OwnedFd {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let made = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
+        assert!(matches!(rustix::net::connect(&made, &at), Ok(()) | Err(Errno::INPROGRESS)));
+        made
+    }
+}
