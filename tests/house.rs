@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use stockade_tests::cross_section::{Turn, Wanted};
+
 /// Each crate and the crates of ours it may use. An edge not here fails.
 const ALLOWED_EDGES: &[(&str, &[&str])] = &[
     ("model", &[]),
@@ -209,4 +211,31 @@ fn text_files(dir: &Path, found: &mut Vec<PathBuf>) {
             found.push(entry.path());
         }
     }
+}
+
+/// Tasks of as many rows in ways of two users and two levels.
+fn rows_in_ways(rows: usize) -> Vec<(String, usize)> {
+    (0..rows).flat_map(|row| (0..4).map(move |way| (format!("row-{row}"), way))).collect()
+}
+
+#[test]
+fn a_cross_section_plays_each_row_once_and_each_way_as_often() {
+    let turn = |task: &(String, usize)| Turn::One(task.0.clone());
+    let asked = |words: &[&str]| Wanted::of(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+    let played = asked(&[]).narrowed(rows_in_ways(400), turn);
+    let rows: BTreeSet<&String> = played.iter().map(|(row, _)| row).collect();
+    assert_eq!((played.len(), rows.len()), (400, 400));
+    for way in 0..4 {
+        let count = played.iter().filter(|task| task.1 == way).count();
+        assert!((75..=125).contains(&count), "{count} of 400 rows in way {way}");
+    }
+    assert_eq!(asked(&[]).narrowed(rows_in_ways(400), turn), played, "it changes from run to run");
+    let rare = asked(&[]).narrowed(rows_in_ways(400), |task| Turn::Rarely(task.0.clone(), 2));
+    assert!((160..=240).contains(&rare.len()), "{} of 400 rows, which was to be half", rare.len());
+    for words in [&["--all"][..], &["row-7", "--list"]] {
+        assert_eq!(asked(words).narrowed(rows_in_ways(9), turn).len(), 36, "{words:?}");
+    }
+    assert!(asked(&["--all"]).names("row/root/full") && asked(&["x,row/"]).names("row/root/full"));
+    assert!(!asked(&["other"]).names("row/root/full"));
+    assert_eq!(asked(&[]).narrowed(rows_in_ways(9), |_| Turn::Always).len(), 36);
 }

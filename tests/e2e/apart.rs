@@ -9,7 +9,7 @@ use rustix::termios::{InputModes, LocalModes};
 
 use crate::sandbox::{create, done};
 use crate::terminal::{Terminal, ends};
-use crate::world::{World, binary, each_user};
+use crate::world::{World, binary, each_user, one_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
 
@@ -288,7 +288,7 @@ fn outside(world: &World, level: &str, script: &str) -> Terminal {
 
 #[test]
 fn programs_at_a_terminal_behave_as_outside() {
-    each_user(|world| {
+    one_user(|world| {
         world.file("ws/lines", &(1..=500).map(|line| format!("line {line}.\n")).collect::<String>());
         for level in LEVELS {
             let mut vim = outside(world, level, "sandboxed vim -u NONE -N written");
@@ -388,7 +388,7 @@ pub fn stops_itself_and_goes_on(shell: &mut Terminal) {
 /// A shell outside suspends a run as it does any program, and has it go on.
 #[test]
 fn the_shell_outside_has_job_control_over_a_run() {
-    each_user(|world| {
+    one_user(|world| {
         for level in LEVELS {
             let mut shell =
                 Terminal::start(world, &world.bare(&["env", "PS1=outside> ", "bash", "--norc", "--noprofile", "-i"]));

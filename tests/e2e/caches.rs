@@ -12,7 +12,7 @@ use serde_json::Value;
 use stockade_testkit::{Account, Command, Ended, Output, User};
 
 use crate::toolchain::toolchain;
-use crate::world::{World, binary, each_user};
+use crate::world::{World, binary, each_user, one_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
 
@@ -160,7 +160,7 @@ fn cargo_builds_without_a_question() {
 
 #[test]
 fn npm_pip_and_go_work_without_a_question() {
-    each_user(|world| {
+    one_user(|world| {
         furnish(world);
         let host = caches(world);
         for (file, text) in [

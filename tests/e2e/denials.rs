@@ -8,7 +8,7 @@ use std::process::Command;
 use serde_json::Value;
 use stockade_testkit::{Account, Output, User, run_as};
 
-use crate::world::{World, each_user};
+use crate::world::{World, each_user, one_user};
 
 fn denials(outcome: &Value) -> Vec<(String, String, String)> {
     let text = |d: &Value, key: &str| d[key].as_str().unwrap_or_default().to_owned();
@@ -102,7 +102,7 @@ fn programs_are_asked_about_by_name() {
 
 #[test]
 fn interpreters_and_virtual_machines() {
-    each_user(|world| {
+    one_user(|world| {
         let canary = world.outside().join("canary").display().to_string();
         names_the_object(world, &["/usr/bin/python3", "-c", &format!("open({canary:?}, 'w').write('x')")]);
         names_the_object(world, &["node", "-e", &format!("require('fs').writeFileSync({canary:?}, 'x')")]);
@@ -251,7 +251,7 @@ const NEVER_HINTED: [&str; 12] = [
 /// is a file of no account, whose hint stays.
 #[test]
 fn no_hint_names_a_credential_or_a_part_of_the_system() {
-    each_user(|world| {
+    one_user(|world| {
         world.dir("home/.ssh");
         world.file("home/.ssh/id_ed25519", "KEY\n");
         world.file("home/.netrc", "machine x\n");

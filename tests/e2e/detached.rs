@@ -12,7 +12,7 @@ use stockade_testkit::{Command, Ended, Output, Running, User};
 
 use crate::life::{marked, none_left};
 use crate::terminal::Terminal;
-use crate::world::{World, binary, each_user};
+use crate::world::{World, binary, each_user, one_user};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -137,7 +137,7 @@ fn the_end_of_the_terminal_does_not_end_it() {
 
 #[test]
 fn kill_ends_whatever_the_command_does_about_it() {
-    each_user(|world| {
+    one_user(|world| {
         for level in ["full", "restricted"] {
             let marker = format!("2236067{}", world.account.uid);
             for (script, signal, code) in [

@@ -14,7 +14,7 @@ use stockade_testkit::{Command, Ended, Running};
 use crate::kept::{keeper, keepers, kill, mark, wait_until};
 use crate::life::{descendants, marked, names, none_left};
 use crate::sandbox::{create, done, exec, kept, stockade};
-use crate::world::{World, binary, each_user};
+use crate::world::{World, binary, one_user};
 
 const SANDBOXES: usize = 50;
 /// Makings that are cut off half way.
@@ -84,7 +84,7 @@ fn cut_makings_off(world: &World) {
 
 #[test]
 fn fifty_at_work_survive_the_end_of_their_engines() {
-    each_user(|world| {
+    one_user(|world| {
         let stays = mark(8);
         let fleet: Vec<AtWork> = thread::scope(|scope| {
             let begin = |_| scope.spawn(|| AtWork::begin(world, &stays));

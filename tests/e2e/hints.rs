@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use stockade_testkit::{Ended, Output};
 
-use crate::world::{World, binary, each_user};
+use crate::world::{World, binary, one_user};
 
 /// Most hints that are given after one run.
 const MAX_HINTS: usize = 5;
@@ -90,7 +90,7 @@ const WORKS: &[Work] = &[
 fn each_hint_that_is_followed_makes_the_work_pass() {
     for level in ["full", "restricted"] {
         for work in WORKS {
-            each_user(|world| follow(world, work, level));
+            one_user(|world| follow(world, work, level));
         }
     }
 }

@@ -8,11 +8,12 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use stockade_testkit::Ended;
+use stockade_tests::cross_section::few_or_all;
 
 use crate::caches::{cache, caches, furnish, scripted};
 use crate::kept::kill;
 use crate::life::marked;
-use crate::world::{World, each_user};
+use crate::world::{World, each_user, one_user};
 
 /// How long something may take on a loaded machine.
 const SOON: Duration = Duration::from_secs(30);
@@ -77,11 +78,11 @@ fn awaits(name: &str) -> String {
 
 #[test]
 fn runs_at_the_same_time_share_layers() {
-    each_user(|world| {
+    one_user(|world| {
         furnish(world);
         let host = caches(world);
         let seconds = std::env::var("STOCKADE_SHARED_SECONDS").ok().and_then(|text| text.parse().ok());
-        let until = Instant::now() + Duration::from_secs(seconds.unwrap_or(10));
+        let until = Instant::now() + Duration::from_secs(seconds.unwrap_or(few_or_all(10, 20)));
         scope(|scope| {
             for number in 0..16 {
                 scope.spawn(move || {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use stockade_testkit::{Ended, Running, User};
 
 use crate::life::none_left;
-use crate::world::{World, each_user};
+use crate::world::{World, each_user, one_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
 
@@ -77,7 +77,7 @@ except OSError as error:
 
 #[test]
 fn one_large_file_and_too_many_open_ones_are_named() {
-    each_user(|world| {
+    one_user(|world| {
         for level in LEVELS {
             let run = |limit: &str, text: &str| {
                 world.outcome(&["--level", level, "--limit", limit], &["python3", "-c", text])
@@ -177,7 +177,7 @@ fn taken(directory: &Path) -> u64 {
 #[test]
 fn little_more_is_on_the_disk_than_the_limit() {
     const MIB: u64 = 1 << 20;
-    each_user(|world| {
+    one_user(|world| {
         let fills = world.file("fills.py", FILLS);
         let fills = fills.to_str().unwrap();
         let reads = format!("read {fills}");
@@ -257,7 +257,7 @@ except (OSError, ValueError):
 
 #[test]
 fn nothing_survives_a_limit() {
-    each_user(|world| {
+    one_user(|world| {
         for (number, level) in LEVELS.into_iter().enumerate() {
             for (kind, limit, then) in [
                 ("wall", "wall=1s", "sleep 100"),

@@ -10,7 +10,7 @@ use stockade_testkit::slowness;
 
 use crate::life::none_left;
 use crate::terminal::Terminal;
-use crate::world::{World, binary, each_user};
+use crate::world::{World, binary, each_user, one_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
 
@@ -85,7 +85,7 @@ fn slowly(step: &str) -> String {
 
 #[test]
 fn a_yes_raises_a_limit_where_it_stands() {
-    each_user(|world| {
+    one_user(|world| {
         for level in LEVELS {
             let cases = [
                 ("wall=4s", "wall 8s", steps(20, WAITS)),
@@ -122,7 +122,7 @@ fn a_yes_raises_a_limit_where_it_stands() {
 
 #[test]
 fn a_no_ends_it_as_without_a_question() {
-    each_user(|world| {
+    one_user(|world| {
         for (number, level) in LEVELS.into_iter().enumerate() {
             for (kind, limit, then, status) in [
                 ("wall", "wall=1s", "sleep 100", "timed_out"),

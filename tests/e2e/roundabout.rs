@@ -12,7 +12,7 @@ use stockade_testkit::{Command, Ended, Running};
 use crate::kept::wait_until;
 use crate::sandbox::{done, exec, stockade};
 use crate::stage;
-use crate::world::{World, binary, each_user};
+use crate::world::{World, binary, each_user, one_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
 
@@ -177,7 +177,7 @@ fn no_commit_completes_a_repository_beside_a_run() {
     const MANY: &str = "mkdir a; i=0; while [ $i -lt 3000 ]; do echo $i >a/$i; i=$((i + 1)); done";
     const BESIDE: &str = "echo '[core]' >d/config; while [ ! -e stop ]; do mkdir d/refs; rmdir d/refs; mkdir d/refs; \
         sleep 0.01; done 2>/dev/null; true";
-    each_user(|world| {
+    one_user(|world| {
         let program = binary();
         for level in LEVELS {
             world.dir("ws/d");

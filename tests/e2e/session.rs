@@ -13,7 +13,7 @@ use crate::apart::stops_itself_and_goes_on;
 use crate::detached::{eventually, stockade};
 use crate::life::{marked, none_left};
 use crate::terminal::Terminal;
-use crate::world::{World, binary, each_user};
+use crate::world::{World, binary, each_user, one_user};
 
 /// A session of the world's user, ended when it is dropped.
 struct Session<'w> {
@@ -121,7 +121,7 @@ fn a_command_of_a_session_is_a_run() {
 /// in the background it stops again, for its terminal is another process's.
 #[test]
 fn the_shell_outside_has_job_control_over_a_command_of_a_session() {
-    each_user(|world| {
+    one_user(|world| {
         for level in ["full", "restricted"] {
             let session = Session::start(world, &["--level", level]);
             let mut shell =

@@ -9,7 +9,7 @@ use stockade_testkit::Ended;
 
 use crate::life::none_left;
 use crate::terminal::{Terminal, ends};
-use crate::world::{World, each_user};
+use crate::world::{World, each_user, one_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
 const INTERRUPT: &str = "\u{3}";
@@ -161,7 +161,7 @@ fn a_question_has_the_persons_terminal_meanwhile() {
 
 #[test]
 fn the_terminal_is_given_back_whatever_ends_the_run() {
-    each_user(|world| {
+    one_user(|world| {
         for level in LEVELS {
             let marker = format!("1732055{}", world.account.uid);
             let script = format!("stty raw -echo; trap '' INT HUP; echo ready; sleep {marker}; sleep {marker}");

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use stockade_testkit::{Ended, Output, Running};
 
-use crate::world::{World, binary, each_user};
+use crate::world::{World, binary, each_user, one_user};
 
 const LEVELS: [&str; 2] = ["full", "restricted"];
 /// How long something may take to appear.
@@ -193,7 +193,7 @@ assert libc.linkat(-100, b'/proc/self/fd/%d' % fd, -100, b'named', 0x400) == 0, 
 
 #[test]
 fn undo_puts_back_a_tree_of_ten_thousand_files() {
-    each_user(|world| {
+    one_user(|world| {
         for directory in 0..100 {
             world.dir(&format!("ws/tree/{directory}"));
             for file in 0..100 {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use stockade_testkit::{Account, Ended, User, copy_program};
 
 use crate::toolchain::{toolchain, with_toolchain};
-use crate::world::{World, binary, each_user};
+use crate::world::{World, binary, each_user, one_user};
 
 /// The text of a program kept beside this file.
 macro_rules! program {
@@ -110,7 +110,7 @@ fn exit_codes_and_signals_are_the_commands_own() {
 
 #[test]
 fn python_with_a_virtual_environment() {
-    each_user(|world| {
+    one_user(|world| {
         world.file("ws/loop.py", program!("loop.py"));
         world.passes(&[], &["/usr/bin/python3", "-m", "venv", "v"]);
         let inside = world.passes(&[], &["v/bin/python", "-c", "import sys; print(sys.prefix != sys.base_prefix)"]);
@@ -186,7 +186,7 @@ fn postgres_own_tools() {
 fn git_clone_build_and_test() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let toolchain = toolchain();
-    each_user(|world| {
+    one_user(|world| {
         let mirror = world.dir("mirror");
         let mirror = mirror.to_str().unwrap();
         let made = std::process::Command::new("git").args(["clone", "-q", "--mirror"]).arg(source).arg(mirror).status();

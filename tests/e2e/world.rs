@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use stockade_testkit::{Account, Command, Ended, Output, User, run_as};
+use stockade_tests::cross_section::one_or_each;
 use tempfile::TempDir;
 
 /// Programs are looked for here, for every user alike.
@@ -124,7 +125,18 @@ pub fn binary() -> String {
 
 /// Plays a test once for each kind of user that can be had here.
 pub fn each_user(test: impl Fn(&World)) {
-    for user in User::available() {
+    as_users(User::available(), test);
+}
+
+/// The same for a test that takes long: as the user whose turn it is, and as each where
+/// `STOCKADE_ALL` is set.
+pub fn one_user<T: Fn(&World)>(test: T) {
+    // The function that the closure is of.
+    as_users(one_or_each(std::any::type_name::<T>(), User::available()), test);
+}
+
+fn as_users(users: Vec<User>, test: impl Fn(&World)) {
+    for user in users {
         let world = World::new(user);
         eprintln!("-- as {}", user.word());
         test(&world);

@@ -4,10 +4,11 @@
 //! outside.
 //!
 //! ```text
-//! cargo test -p stockade-tests --test escape -- [FILTER] [--list] [--controls] [--no-controls]
+//! cargo test -p stockade-tests --test escape -- [FILTER] [--list] [--all] [--controls] [--no-controls]
 //! ```
 //! A task is named `ROW/USER/WAY` or `ROW/control`; FILTER is a part of that, or
-//! several, parted by commas.
+//! several, parted by commas. Without one a cross-section is played: each row in some of its
+//! ways, what is recorded of real escapes by both users at level full; `--all` plays all.
 //! `STOCKADE_BIN` names the program to test; without it, it is built.
 //!
 //! As root the harness gives each row mount, PID, IPC and UTS namespaces, with

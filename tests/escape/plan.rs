@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use stockade_testkit::suite::{NotRun, play};
 use stockade_testkit::{Account, Command, Output, SLOWNESS, User, run_as};
 use stockade_tests::Level;
+use stockade_tests::cross_section::{Turn, Wanted, of_native_row};
 
 use crate::contained::{self, Engines};
 use crate::row::{Control, Row};
@@ -42,7 +43,22 @@ impl fmt::Display for Task {
     }
 }
 
+/// Rows that wait for seconds, again and again.
+const SLOW: &[&str] = &["esc-0065", "esc-0217", "esc-0221"];
+
 impl Task {
+    /// What else of its row a cross-section plays instead: one in two rows is played in
+    /// containers, of one kind.
+    fn turn(&self) -> Turn {
+        match self.run {
+            None => Turn::Always,
+            Some((_, Way::Native(level))) => {
+                of_native_row(&self.row, level == Level::Full, SLOW.contains(&self.row.as_str()))
+            }
+            Some((_, Way::Container(_))) => Turn::Rarely(format!("{}/container", self.row), 2),
+        }
+    }
+
     /// Where its worlds are.
     pub fn labs(&self, session: &Path) -> PathBuf {
         // Short: the path of a unix socket has 108 bytes.
@@ -123,18 +139,22 @@ fn kept(not_here: &mut Vec<NotRun>, task: &Task, why_not: Option<&str>) -> bool 
 /// Runs what the arguments ask for.
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
-    let filter = arguments.iter().find(|a| !a.starts_with('-')).cloned().unwrap_or_default();
+    let wanted = Wanted::of(arguments);
     check_completeness(&cases::load(TABLE)?)?;
     let (mut here, mut not_here) = tasks(&rows());
     here.retain(|task| {
-        let wanted = is_wanted(&filter, &task.to_string());
-        wanted && !(has("--controls") && task.run.is_some()) && !(has("--no-controls") && task.run.is_none())
+        wanted.names(&task.to_string())
+            && !(has("--controls") && task.run.is_some())
+            && !(has("--no-controls") && task.run.is_none())
     });
-    not_here.retain(|n| is_wanted(&filter, &n.task));
+    not_here.retain(|n| wanted.names(&n.task));
+    let all = here.len();
+    here = wanted.narrowed(here, Task::turn);
     if has("--list") {
         here.iter().for_each(|task| println!("{task}: test"));
         return Ok(ExitCode::SUCCESS);
     }
+    wanted.tell(here.len(), all);
     let session = build::session(!has("--controls"))?;
     if !has("--controls") {
         let reported = reported(&session.path().join("stockade"))?;
@@ -156,11 +176,6 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     }
     tally.not_run.splice(..0, not_here);
     Ok(tally.report())
-}
-
-/// Whether one of the filter's parts, parted by commas, is in the task's name.
-fn is_wanted(filter: &str, task: &str) -> bool {
-    filter.split(',').any(|part| task.contains(part))
 }
 
 /// What the program says of level restricted on this machine.

@@ -6,8 +6,8 @@
 //! cargo test -p stockade-tests --test names -- [FILTER] [--list] [--all] [--controls] [--no-controls]
 //! ```
 //! A task is named `ROW/USER/LEVEL`, `ROW/USER/kept` (a persistent sandbox) or `ROW/control`; FILTER is a part of that, or
-//! several, parted by commas. Without one each row is played as each user and at each level, but
-//! only in two of these four pairs, which change from row to row; `--all` plays all of them.
+//! several, parted by commas. Without one each row is played in one of the pairs of a user and a
+//! level, and in a persistent sandbox as one user; `--all` plays all of them.
 //! `STOCKADE_BIN` names the program to test, and
 //! `STOCKADE_NAMES` how much is tried (see `counts.rs`).
 //!
@@ -43,6 +43,7 @@ use anyhow::Result;
 use stockade_testkit::suite::{FAILED, PASSED, play};
 use stockade_testkit::{Ended, Output, User};
 use stockade_tests::Level;
+use stockade_tests::cross_section::{Turn, Wanted};
 
 use crate::counts::Counts;
 use crate::row::Row;
@@ -70,10 +71,6 @@ enum Work {
 }
 
 impl Work {
-    fn is_row(self) -> bool {
-        matches!(self, Self::Row(_) | Self::Ordinary(_))
-    }
-
     /// Whether persistent sandboxes are tried as well.
     fn is_played_kept(self) -> bool {
         match self {
@@ -89,8 +86,6 @@ struct Task {
     work: Work,
     user: User,
     walls: Walls,
-    /// Whether it is left to the nights, where others of its kind are played.
-    is_apart: bool,
 }
 
 impl fmt::Display for Task {
@@ -108,6 +103,15 @@ impl fmt::Display for Task {
 }
 
 impl Task {
+    /// What else of its row a cross-section plays instead.
+    fn turn(&self) -> Turn {
+        match (self.work, self.walls) {
+            (Work::Trees(_) | Work::Races, _) | (_, Walls::None) => Turn::Always,
+            (Work::Row(row) | Work::Ordinary(row), Walls::Run(_)) => Turn::One(row.id.to_owned()),
+            (Work::Row(row) | Work::Ordinary(row), Walls::Kept) => Turn::One(format!("{}/kept", row.id)),
+        }
+    }
+
     /// What was planted, or failed.
     fn play(&self, session: &Session, counts: &Counts) -> Result<Vec<String>> {
         match self.work {
@@ -147,19 +151,17 @@ fn tasks(counts: &Counts) -> Vec<Task> {
         .map(Work::Ordinary);
     let works = trees.chain([Work::Races]).chain(rows.into_iter().map(Work::Row)).chain(ordinary);
     let mut tasks = Vec::new();
-    for (number, work) in works.enumerate() {
+    for work in works {
         // One part shows that the seeds plant.
         if !matches!(work, Work::Trees(part) if part.number > 0) {
-            tasks.push(Task { work, user: User::Ordinary, walls: Walls::None, is_apart: false });
+            tasks.push(Task { work, user: User::Ordinary, walls: Walls::None });
         }
         for user in User::available() {
             for level in [Level::Full, Level::Restricted] {
-                // A row is played as each user and at each level, in every second pair of them.
-                let is_apart = work.is_row() && ((user == User::Root) == (level == Level::Full)) == (number % 2 == 0);
-                tasks.push(Task { work, user, walls: Walls::Run(level), is_apart });
+                tasks.push(Task { work, user, walls: Walls::Run(level) });
             }
             if work.is_played_kept() {
-                tasks.push(Task { work, user, walls: Walls::Kept, is_apart: false });
+                tasks.push(Task { work, user, walls: Walls::Kept });
             }
         }
     }
@@ -168,19 +170,20 @@ fn tasks(counts: &Counts) -> Vec<Task> {
 
 fn run(arguments: &[String]) -> Result<ExitCode> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
-    let filter = arguments.iter().find(|a| !a.starts_with('-')).cloned().unwrap_or_default();
-    let is_short = filter.is_empty() && !has("--all") && User::available().len() > 1;
+    let wanted = Wanted::of(arguments);
     let counts = Counts::of_environment()?;
     let mut tasks = tasks(&counts);
     tasks.retain(|task| {
-        let name = task.to_string();
         let excluded = if task.walls.is_control() { "--no-controls" } else { "--controls" };
-        filter.split(',').any(|part| name.contains(part)) && !has(excluded) && !(is_short && task.is_apart)
+        wanted.names(&task.to_string()) && !has(excluded)
     });
+    let all = tasks.len();
+    let tasks = wanted.narrowed(tasks, Task::turn);
     if has("--list") {
         tasks.iter().for_each(|task| println!("{task}: test"));
         return Ok(ExitCode::SUCCESS);
     }
+    wanted.tell(tasks.len(), all);
     let session = Session::new()?;
     let tally = play(tasks, PARALLEL_ROWS, |task| {
         let began = Instant::now();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use stockade_testkit::User;
 use stockade_tests::Level;
+use stockade_tests::cross_section::of_native_row;
 
 use crate::cases::{self, Case, Kind};
 use crate::contained;
@@ -139,6 +140,7 @@ fn tasks_of(attack: &'static Attack, case: Option<Case>) -> Vec<Task> {
             let name = format!("{}/{}/{}", attack.id, user.word(), level.word());
             let own = text.clone();
             let mut task = Task::new(name, move |lab| contained(attack, lab, user, level, &own));
+            task.turn = of_native_row(attack.id, level == Level::Full, false);
             if let (Some(why), Level::Restricted) = (attack.full_only, level) {
                 task.not_here = Some(format!("not promised at this level: {why}"));
             }

@@ -8,6 +8,7 @@ use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 use stockade_testkit::{Ended, User};
 use stockade_tests::Level;
+use stockade_tests::cross_section::Turn;
 
 use crate::lab::{Lab, Powers, Script, Seen};
 use crate::task::{Task, strongest};
@@ -238,6 +239,7 @@ fn inside(client: &'static Client, user: User, level: Level) -> impl Iterator<It
         let step = if granted == client.targets.len() { "granted".to_owned() } else { format!("lacking-{granted}") };
         let name = format!("{}/{step}/{}/{}", client.name, user.word(), level.word());
         let mut task = Task::new(name, move |lab| sandboxed(client, user, level, granted, lab));
+        task.turn = Turn::One(format!("{}/{step}", client.name));
         if let (Some(why), Level::Restricted) = (client.full_only, level) {
             task.not_here = Some(format!("not promised at this level: {why}"));
         }

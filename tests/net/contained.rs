@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use anyhow::{Context as _, Result, ensure};
 use stockade_testkit::{EngineKind, User};
+use stockade_tests::cross_section::Turn;
 
 use crate::attacks::{Attack, breaches, script, with_proof};
 use crate::containers::{Containers, Maker};
@@ -91,7 +92,9 @@ fn tasks_of(kind: &'static Kind, rows: &'static [Attack], text_of: &impl Fn(&Att
             let sandbox = estate.borrow_mut().sandbox(lab, kind, attack.config)?;
             sandbox.stands(lab, attack, &text)
         };
-        task(format!("{}/{}", attack.id, kind.name), why_not(attack, kind), Box::new(play))
+        let task = task(format!("{}/{}", attack.id, kind.name), why_not(attack, kind), Box::new(play));
+        // In one kind, one row in two.
+        Task { turn: Turn::Rarely(format!("{}/container", attack.id), 2), ..task }
     };
     let rows: Vec<Task> = rows.iter().map(row).collect();
     let end = Rc::clone(&estate);

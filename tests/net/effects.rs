@@ -6,6 +6,7 @@ use std::fs;
 use anyhow::{Result, ensure};
 use stockade_testkit::User;
 use stockade_tests::Level;
+use stockade_tests::cross_section::Turn;
 
 use crate::lab::Lab;
 use crate::sight::Sight;
@@ -38,7 +39,8 @@ pub fn tasks() -> Vec<Task> {
         plays.into_iter().flat_map(move |(name, keys, arrive)| {
             levels.into_iter().map(move |level| {
                 let id = format!("effects-asked-{name}/{}/{}", user.word(), level.word());
-                Task::new(id, move |lab| asked(lab, (user, level), keys, arrive))
+                let task = Task::new(id, move |lab| asked(lab, (user, level), keys, arrive));
+                Task { turn: Turn::One(format!("effects-asked-{name}")), ..task }
             })
         })
     };

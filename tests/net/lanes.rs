@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use stockade_testkit::{Account, Command, Ended, Output, User, run_as, small_image};
+use stockade_tests::cross_section::Wanted;
 
 use crate::lab::Lab;
 use crate::task::{Task, strongest};
@@ -55,18 +56,28 @@ fn assign(tasks: &[Task]) -> Vec<usize> {
     tasks.iter().map(lane).collect()
 }
 
-fn wanted(filter: &str) -> Result<Vec<Task>> {
-    Ok(crate::tasks()?.into_iter().filter(|task| task.name.contains(filter)).collect())
+/// The tasks that are asked for and can be played here, and those that cannot.
+fn asked_for(wanted: &Wanted) -> Result<(Vec<Task>, Vec<Task>)> {
+    let named = crate::tasks()?.into_iter().filter(|task| wanted.names(&task.name));
+    Ok(named.partition(|task| task.not_here.is_none()))
+}
+
+/// Those that are played: every process of the suite chooses the same.
+fn played(wanted: &Wanted, here: Vec<Task>) -> Vec<Task> {
+    wanted.narrowed(here, |task| task.turn.clone())
 }
 
 /// Runs what the arguments ask for.
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
-    let filter = arguments.iter().find(|a| !a.starts_with('-')).cloned().unwrap_or_default();
-    let (here, not_here): (Vec<_>, Vec<_>) = wanted(&filter)?.into_iter().partition(|task| task.not_here.is_none());
+    let wanted = Wanted::of(arguments);
+    let (here, not_here) = asked_for(&wanted)?;
+    let all = here.len();
+    let here = played(&wanted, here);
     if arguments.iter().any(|a| a == "--list") {
         here.iter().for_each(|task| println!("{}: test", task.name));
         return Ok(ExitCode::SUCCESS);
     }
+    wanted.tell(here.len(), all);
     let room = furnish()?;
     if here.iter().any(|task| task.needs_image) {
         let (made, named) = (small_image(&room.0.join("shared"))?, room.0.join("shared/image.tar"));
@@ -83,7 +94,7 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         let mut services: Vec<&str> = plays(number).filter_map(|task| task.service).collect();
         services.sort_unstable();
         services.dedup();
-        (number, plays(number).count(), lane_command(&room.0, number, &filter, &services))
+        (number, plays(number).count(), lane_command(&room.0, number, &wanted.filter, &services))
     };
     // Engines and all the others at once would be too much for a small machine.
     let (engines, others): (Vec<_>, Vec<_>) =
@@ -214,7 +225,8 @@ fn lane_command(room: &Path, number: usize, filter: &str, services: &[&str]) -> 
 pub fn ride(lane: &str, filter: &str, place: &str, shared: &str) -> Result<ExitCode> {
     let lab = Lab::at(place, shared)?;
     let lane: usize = lane.parse()?;
-    let here: Vec<Task> = wanted(filter)?.into_iter().filter(|task| task.not_here.is_none()).collect();
+    let wanted = Wanted { filter: filter.to_owned() };
+    let here = played(&wanted, asked_for(&wanted)?.0);
     let own = assign(&here).into_iter().zip(here).filter(|(number, _)| *number == lane);
     for (_, task) in own {
         let started = Instant::now();

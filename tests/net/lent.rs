@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use stockade_testkit::User;
 use stockade_tests::Level;
+use stockade_tests::cross_section::Turn;
 
 use crate::lab::{Lab, Powers, Script};
 use crate::sight::Sight;
@@ -61,7 +62,10 @@ pub fn tasks() -> Vec<Task> {
             ("asked-in-vain", given_up),
             ("always", always),
         ];
-        plays.map(|(name, play)| Task::new(format!("secrets-lent-{name}/{}", user.word()), move |lab| play(lab, user)))
+        plays.map(|(name, play)| Task {
+            turn: Turn::One(format!("secrets-lent-{name}")),
+            ..Task::new(format!("secrets-lent-{name}/{}", user.word()), move |lab| play(lab, user))
+        })
     };
     User::available().into_iter().flat_map(each).collect()
 }

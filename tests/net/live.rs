@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use stockade_testkit::User;
+use stockade_tests::cross_section::Turn;
 
 use crate::lab::Lab;
 use crate::sight::Sight;
@@ -125,6 +126,7 @@ pub fn tasks() -> Vec<Task> {
     let task = |work: &'static Work, user: User| {
         let mut task = Task::new(format!("{}/{}", work.name, user.word()), move |lab| play(work, user, lab));
         task.is_slow = true;
+        task.turn = Turn::One(work.name.to_owned());
         task
     };
     WORKS.iter().flat_map(|work| User::available().into_iter().map(move |user| task(work, user))).collect()

@@ -2,11 +2,12 @@
 //! with names, servers and a wire of its own, judged by what the servers saw.
 //!
 //! ```text
-//! cargo test -p stockade-tests --test net -- [FILTER] [--list]
+//! cargo test -p stockade-tests --test net -- [FILTER] [--list] [--all]
 //! ```
 //! A task is named `CLIENT/STEP`, `ROW/STEP`, `ROW/ENGINE`, `live-NAME/USER` or
 //! `errands/USER` and `errands/ENGINE`; FILTER is a
-//! part of that. `STOCKADE_BIN` names the program to test.
+//! part of that, or several, parted by commas. Without one a cross-section is played: each in
+//! some of its ways; `--all` plays all. `STOCKADE_BIN` names the program to test.
 //!
 //! The host that Stockade sees here is a mount, network and process namespace
 //! of the suite's own, one for each lane of tasks; nothing leaves the machine,

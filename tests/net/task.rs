@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use stockade_testkit::User;
+use stockade_tests::cross_section::Turn;
 
 use crate::lab::Lab;
 
@@ -22,6 +23,8 @@ pub struct Task {
     pub needs_image: bool,
     /// Why it cannot run here.
     pub not_here: Option<String>,
+    /// What else a cross-section plays instead.
+    pub turn: Turn,
     pub play: Play,
 }
 
@@ -34,6 +37,7 @@ impl Task {
             lane: None,
             needs_image: false,
             not_here: None,
+            turn: Turn::Always,
             play: Box::new(play),
         }
     }

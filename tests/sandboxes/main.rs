@@ -3,10 +3,11 @@
 //! user, and judged from outside.
 //!
 //! ```text
-//! cargo test -p stockade-tests --test sandboxes -- [FILTER] [--list]
+//! cargo test -p stockade-tests --test sandboxes -- [FILTER] [--list] [--all]
 //! ```
 //! A task is named `AREA/CASE/KIND/USER`; FILTER is a part of that, or several, parted
-//! by commas. Each is a process of its own, which has a directory of its own.
+//! by commas. Without one a cross-section is played: one case in two in containers, of
+//! one kind; `--all` plays all. Each is a process of its own, which has a directory of its own.
 //!
 //! What a kind cannot do it declares, and refuses with a clear error: the case then
 //! demands that, and is listed as refused, never passed over in silence.

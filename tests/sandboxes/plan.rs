@@ -14,12 +14,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use stockade_testkit::suite::{NotRun, play};
 use stockade_testkit::{Account, Command, Output, SLOWNESS, User, processes_at, run_as, slowness};
+use stockade_tests::cross_section::{Turn, Wanted};
 use tempfile::TempDir;
 
 use crate::Case;
 use crate::cases;
 use crate::engines::Engines;
-use crate::kinds::{KINDS, Kind};
+use crate::kinds::{KINDS, Kind, Made};
 use crate::table;
 
 /// Tasks at a time: most of what they do is waiting.
@@ -61,19 +62,25 @@ fn all() -> Vec<Task> {
 
 /// Runs what the arguments ask for.
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
-    let filter = arguments.iter().find(|argument| !argument.starts_with('-')).cloned().unwrap_or_default();
-    let is_wanted = |task: &Task| filter.split(',').any(|part| task.to_string().contains(part));
-    let wanted: Vec<Task> = all().into_iter().filter(is_wanted).collect();
+    let wanted = Wanted::of(arguments);
+    // Chosen among what there can be here, and the same whatever engines are missing.
+    let (possible, never): (Vec<Task>, Vec<Task>) = all()
+        .into_iter()
+        .filter(|task| wanted.names(&task.to_string()))
+        .partition(|task| User::available().contains(&task.user) && task.kind.not_for(task.user).is_none());
+    let possible_count = possible.len();
+    let tasks = wanted.narrowed(possible, Task::turn);
     demand_distinct()?;
     if arguments.iter().any(|argument| argument == "--list") {
-        wanted.iter().for_each(|task| println!("{task}: test"));
+        tasks.iter().for_each(|task| println!("{task}: test"));
         return Ok(ExitCode::SUCCESS);
     }
+    wanted.tell(tasks.len(), possible_count);
     let session = Session::open()?;
-    let names: Vec<&'static str> = wanted.iter().map(|task| task.kind.name).collect();
+    let names: Vec<&'static str> = tasks.iter().map(|task| task.kind.name).collect();
     let engines = Engines::start(session.directory.path(), &names)?;
     let (mut here, mut not_here) = (Vec::new(), BTreeMap::new());
-    for task in wanted {
+    for task in tasks.into_iter().chain(never) {
         match task.not_here(&engines) {
             Some(why) => not_here.entry((task.kind.name, task.user.word(), why)).or_insert_with(Vec::new).push(task),
             None => here.push(task),
@@ -110,6 +117,17 @@ fn not_run(kind: &str, user: &str, why: String, tasks: &[Task]) -> NotRun {
 }
 
 impl Task {
+    /// What else of its case a cross-section plays instead: each is played natively by both
+    /// users and kept by one, one in two in containers, of one kind.
+    fn turn(&self) -> Turn {
+        let case = || format!("{}/{}", self.case.area, self.case.name);
+        match self.kind.made {
+            Made::Native => Turn::Always,
+            Made::Kept => Turn::One(case() + "/kept"),
+            Made::Container { .. } => Turn::Rarely(case() + "/container", 2),
+        }
+    }
+
     /// Why it cannot run on this machine.
     fn not_here(&self, engines: &Engines) -> Option<String> {
         if !User::available().contains(&self.user) {

@@ -71,7 +71,7 @@ fn parse(text: &str) -> Result<Table> {
 
 fn shown(table: &Table) -> String {
     let head = "# What kinds of sandboxes declare as not to be had: the case, and which kind for which user.\n\
-                # Written by `STOCKADE_BLESS=1 cargo test -p stockade-tests --test sandboxes`.\n";
+                # Written by `STOCKADE_BLESS=1 cargo test -p stockade-tests --test sandboxes -- --all`.\n";
     let line = |(case, who): (&String, &BTreeSet<String>)| {
         let who: Vec<&str> = who.iter().map(String::as_str).collect();
         format!("{case}: {}\n", who.join(" "))

@@ -2,13 +2,14 @@
 //! refused on the way. Each workflow has a control without a sandbox.
 //!
 //! ```text
-//! cargo test -p stockade-tests --test workflows -- [FILTER] [--list] [--everywhere] [--docker] [--peers]
+//! cargo test -p stockade-tests --test workflows -- [FILTER] [--list] [--all] [--everywhere] [--docker] [--peers]
 //! ```
 //! A task is named `WORKFLOW/USER/PLACE/LEVEL` or `WORKFLOW/control`; FILTER is a part of that,
 //! or several, parted by commas. `STOCKADE_BIN` names the program to test. A workspace below the
-//! home is tried at both levels; with `--everywhere` one in `/tmp` and one in `/srv` besides, with
-//! `--peers` in neighbouring sandboxes. In a sandbox of Docker's a part of them is played, whose
-//! tools are few; all of them with `--docker`, where an image with all tools is made.
+//! home is tried by both users at both levels, without a FILTER in one of these pairs for each
+//! workflow; `--all` plays all of them. With `--everywhere` one in `/tmp` and one in `/srv` besides, with
+//! `--peers` in neighbouring sandboxes. In a sandbox of Docker's some of those are played whose
+//! tools are few; all workflows with `--docker`, where an image with all tools is made.
 #![allow(missing_docs, reason = "a test binary has no users")]
 #![allow(clippy::disallowed_methods, reason = "starting programs without a sandbox is what controls are")]
 
@@ -30,6 +31,7 @@ use anyhow::Result;
 use stockade_testkit::suite::{DECLARED, FAILED, PASSED, UNAVAILABLE, play};
 use stockade_testkit::{Ended, Output, User};
 use stockade_tests::Level;
+use stockade_tests::cross_section::{Turn, Wanted};
 
 use crate::docker::{Lazy, Tools};
 use crate::way::{Peer, Way};
@@ -63,6 +65,19 @@ impl fmt::Display for Task {
             Way::Sandboxed(level) => write!(f, "{id}/{user}/{place}/{}", level.word()),
             Way::Docker => write!(f, "{id}/{user}/{place}/docker"),
             Way::Peer(peer) => write!(f, "{id}/{user}/{place}/{}", peer.word()),
+        }
+    }
+}
+
+impl Task {
+    /// What else of its workflow a cross-section plays instead.
+    fn turn(&self) -> Turn {
+        let (id, place) = (self.workflow.id, self.place.word());
+        match self.way {
+            Way::Bare => Turn::Always,
+            Way::Sandboxed(_) => Turn::One(format!("{id}/{place}")),
+            Way::Docker => Turn::Rarely(format!("{id}/docker"), 3),
+            Way::Peer(peer) => Turn::One(format!("{id}/{}", peer.word())),
         }
     }
 }
@@ -101,14 +116,17 @@ fn tasks(everywhere: bool, peers: bool, tools: Tools) -> Vec<Task> {
 
 fn run(arguments: &[String]) -> Result<ExitCode> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
-    let filter = arguments.iter().find(|a| !a.starts_with('-')).cloned().unwrap_or_default();
+    let wanted = Wanted::of(arguments);
     let tools = if has("--docker") { Tools::All } else { Tools::Few };
     let mut tasks = tasks(has("--everywhere"), has("--peers"), tools);
-    tasks.retain(|task| filter.split(',').any(|part| task.to_string().contains(part)));
+    tasks.retain(|task| wanted.names(&task.to_string()));
+    let all = tasks.len();
+    let tasks = wanted.narrowed(tasks, Task::turn);
     if has("--list") {
         tasks.iter().for_each(|task| println!("{task}: test"));
         return Ok(ExitCode::SUCCESS);
     }
+    wanted.tell(tasks.len(), all);
     let lazy = Lazy::new(tools);
     let tally = play(tasks, PARALLEL, |task| {
         let (code, text) = match task.workflow.play(task.user, task.place, task.way, &lazy)? {
