@@ -346,7 +346,7 @@ fn the_kinds_are_told() {
 }
 
 #[test]
-fn fifty_thousand_files_are_committed_with_progress() {
+fn thousands_of_files_are_committed_with_progress() {
     struct Told(Vec<(usize, usize)>);
     impl stockade_native::stage::Watch for Told {
         fn progress(&mut self, done: usize, total: usize) {
@@ -359,18 +359,20 @@ fn fifty_thousand_files_are_committed_with_progress() {
     drop(stage);
     // As an overlay would leave them, without the cost of one.
     let upper = scene.root.join("stages").join(id.as_str()).join("upper");
+    // Fifty thousand of them where everything is asked for.
+    let each = if std::env::var_os("STOCKADE_ALL").is_some() { 500 } else { 100 };
     for directory in 0..100 {
         std::fs::create_dir(upper.join(format!("d{directory}"))).unwrap();
-        for file in 0..500 {
+        for file in 0..each {
             std::fs::write(upper.join(format!("d{directory}/f{file}")), "x").unwrap();
         }
     }
     let mut told = Told(Vec::new());
     let committed = scene.stages().take(&id).unwrap().commit(&Wanted::default(), &mut told).unwrap();
-    assert_eq!((committed.paths.len(), committed.is_gone), (50_100, true));
+    assert_eq!((committed.paths.len(), committed.is_gone), (100 * each + 100, true));
     let count = |name: &str| scene.workspace().join(name).read_dir().unwrap().count();
-    assert_eq!((count(""), count("d7")), (100, 500));
-    assert!(told.0.len() > 50_000 && told.0.iter().all(|(done, total)| done <= total));
+    assert_eq!((count(""), count("d7")), (100, each));
+    assert!(told.0.len() > 100 * each && told.0.iter().all(|(done, total)| done <= total));
     assert_eq!(told.0.last().map(|(done, total)| done == total), Some(true));
 }
 
