@@ -27,7 +27,7 @@ root=$(cat /run/load/root)
 mkdir -p "$root"
 mount --bind /run/load/sources "$root"
 chmod 755 /run
-export STOCKADE_BIN=/run/load/stockade SUITES=/run/load/suites STOCKADE_TEST_SLOWNESS=10
+export STOCKADE_BIN=/run/load/stockade SUITES=/run/load/suites STOCKADE_TEST_SLOWNESS=10 STOCKADE_ALL=1
 as_user() { setpriv --reuid stockade-test --regid stockade-test --init-groups env HOME=/home/stockade-test bash -c "$1"; }
 export -f as_user
 

@@ -222,7 +222,7 @@ fn alone(suites: &[Suite<'_>]) -> Vec<Check> {
     ];
     checks.extend(suites.iter().map(|Suite { target, only, .. }| {
         // That suite has a harness of its own.
-        let more = if *target == "escape" { "" } else { "--nocapture --test-threads=2" };
+        let more = if *target == "escape" { "--all" } else { "--nocapture --test-threads=2" };
         let name = format!("{target} {only}").trim_end().to_owned();
         Check { first, name, command: format!("\"$SUITES/{target}\" {only} {more}") }
     }));
