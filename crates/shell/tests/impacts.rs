@@ -81,3 +81,17 @@ fn an_effect_is_not_hidden_by_bulk() {
         assert_eq!(assessment.impact, Impact::Outward, "{text:.40}");
     }
 }
+
+#[test]
+fn code_in_the_text_is_told_as_that() {
+    let messages = |command: &str| -> Vec<String> {
+        assess_script(command.as_bytes(), &context()).findings.into_iter().map(|found| found.message).collect()
+    };
+    for command in ["python3 -c 'print(1)'", "node -e 1", "perl -ne 'print' a.txt"] {
+        let told = messages(command);
+        assert!(told.iter().any(|message| message == "Runs code that is given in the text."), "{command}: {told:?}");
+        assert!(!told.iter().any(|message| message.contains("missing")), "{command}: {told:?}");
+    }
+    assert!(messages("python3 x.py").iter().any(|message| message == "Runs code that is not in the text."));
+    assert!(messages("python3").iter().any(|message| message.contains("missing")));
+}

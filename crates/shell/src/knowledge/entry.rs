@@ -176,6 +176,8 @@ pub(crate) struct Entry {
     pub tells: Vec<&'static str>,
     /// Options with which it only reads its operands, whatever it does without.
     pub reader_with: Vec<&'static str>,
+    /// Options whose value is the code that runs.
+    pub code: Vec<&'static str>,
     /// Options that stand in for the first operand.
     pub given_by: Vec<&'static str>,
     /// At least one of these must be there.
@@ -248,6 +250,7 @@ impl Entry {
             ("reader_with", Value::Text(text)) => self.reader_with = words(text).collect(),
             ("given_by", Value::Text(text)) => self.given_by = words(text).collect(),
             ("requires", Value::Text(text)) => self.requires = words(text).collect(),
+            ("code", Value::Text(text)) => self.code = words(text).collect(),
             ("requires_too", Value::Text(text)) => self.requires_too = words(text).collect(),
             ("neutralise", Value::Text(text)) => self.neutralise = words(text).collect(),
             ("neutralise_with", Value::Text(text)) => {

@@ -113,7 +113,7 @@ fn known_use(judge: &mut Judge, name: &str, invocation: &Invocation) -> Option<F
     let known = subcommand(judge, name, &arguments[parsed.rest..], &parsed.operands, invocation.span);
     judge.scope.cwd = scope;
     if known.is_none() {
-        does(judge, entry, invocation.span);
+        does(judge, entry, false, invocation.span);
         judge.ask("unknown-use", "A use of this program that is not known.", invocation.span);
     }
     Some(known.unwrap_or_default())
@@ -161,10 +161,13 @@ fn effect_finding(effect: Effect) -> (&'static str, &'static str) {
     }
 }
 
-/// What the program does whatever its arguments.
-fn does(judge: &mut Judge, entry: &Entry, at: (usize, usize)) {
+/// What the program does whatever its arguments, with code in the text or elsewhere.
+fn does(judge: &mut Judge, entry: &Entry, has_code: bool, at: (usize, usize)) {
     for effect in &entry.does {
-        let (code, message) = effect_finding(*effect);
+        let (code, message) = match effect {
+            Effect::Executes if has_code => ("runs-code", "Runs code that is given in the text."),
+            effect => effect_finding(*effect),
+        };
         judge.ask(code, message, at);
         if *effect == Effect::Connects {
             judge.capabilities.insert(Capability::Network(None));
@@ -208,7 +211,7 @@ fn check(judge: &mut Judge, entry: &'static Entry, arguments: &[Argument], at: (
     confined::check_places(judge, entry, &parsed);
     settings::judge(judge, entry, &parsed, at);
     if acts {
-        does(judge, entry, at);
+        does(judge, entry, parsed.uses(&entry.code), at);
         if entry.special {
             judge.ask("unknown-use", "A use of this program that is not known.", at);
         }
@@ -297,7 +300,7 @@ fn operands(judge: &mut Judge, entry: &Entry, parsed: &Parsed, at: (usize, usize
     }
     match wanted.next() {
         Some(o) if o.kind == Kind::Search && o.many && !search => hunts(judge, &Argument::known(b".", at)),
-        Some(o) if o.kind != Kind::Never && !o.optional && !tells => {
+        Some(o) if o.kind != Kind::Never && !o.optional && !tells && !parsed.uses(&entry.code) => {
             judge.ask("unknown-use", "An argument is missing: what this does then is not known.", at);
         }
         _ => {}
