@@ -9,7 +9,8 @@ use stockade_model::{Environment, Profile, RawText, text_matches};
 ///
 /// A variable that names an editor or a pager passes where it names a well-known one, which a
 /// program would find without it as well; one that names a registry of packages, where its
-/// address holds no credentials.
+/// address holds no credentials. A pattern in `drop` of a shipped profile leaves them; one of a
+/// configuration file does not.
 ///
 /// Another passes when its name is in `pass` and not in `drop`, or when a
 /// pattern of `pass` matches it and nothing in `drop` does. So a name written
@@ -57,6 +58,13 @@ const EDITORS: &[&str] = &[
 ];
 const PAGERS: &[&str] = &["less", "less -F", "less -R", "less -FR", "less -FRX", "more", "most", "cat", ""];
 
+/// The names of variables which pass for what they say that a pattern covers: those of editors,
+/// pagers and registries.
+pub(crate) fn judged_names(pattern: &str) -> impl Iterator<Item = &'static str> {
+    let all = OF_EDITOR.iter().chain(OF_PAGER).chain(OF_REGISTRY).copied();
+    all.filter(move |name| text_matches(pattern, name))
+}
+
 fn names_known_tool(environment: &Environment, name: &str, value: &RawText) -> bool {
     let is = |names: &[&str], values: &[&str]| {
         names.contains(&name) && value.to_str().is_some_and(|value| values.contains(&value))
@@ -86,10 +94,13 @@ const REGISTRY_WORDS: &[&str] = &["direct", "off", "sum.golang.org"];
 /// Whether a variable holds addresses of registries and nothing else: who reaches them is
 /// decided elsewhere, and no one of them holds a name or a password.
 fn names_registry(environment: &Environment, name: &str, value: &RawText) -> bool {
+    // No shipped pattern begins so: what covers a part of the names of cargo is the person's.
+    let is_own = |entry: &str| entry.starts_with("CARGO_REGISTRIES_");
+    let is_dropped = |entry: &String| entry == name || is_own(entry) && text_matches(entry, name);
     let words = value.to_str().unwrap_or_default().split([' ', ',', '|']).filter(|word| !word.is_empty());
     names_package_registry(name)
         && !looks_secret(name)
-        && !environment.drop.iter().any(|entry| entry == name)
+        && !environment.drop.iter().any(is_dropped)
         && words.clone().next().is_some()
         && words.into_iter().all(|word| REGISTRY_WORDS.contains(&word) || is_plain_address(word))
 }

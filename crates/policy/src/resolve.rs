@@ -308,7 +308,7 @@ fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) ->
         egress: spec.egress.of_run(home, workspace),
         environment: Environment {
             pass: spec.pass.iter().map(|entry| entry.value.as_str().to_owned()).collect(),
-            drop: spec.drop.iter().map(|entry| entry.value.as_str().to_owned()).collect(),
+            drop: spec.dropped_names(),
             set: spec.set.iter().map(|(name, entry)| (name.clone(), entry.value.as_str().into())).collect(),
         },
         limits: spec.limits.limits(),

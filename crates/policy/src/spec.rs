@@ -299,7 +299,28 @@ impl ProfileSpec {
     pub(crate) fn drop(&mut self, pattern: DropPattern, origin: Origin) {
         self.pass.retain(|entry| !text_matches(pattern.as_str(), entry.value.as_str()));
         self.set.retain(|name, _| !text_matches(pattern.as_str(), name));
+        // A file that repeats a shipped pattern means more by it: see `dropped_names`.
+        let is_repeated =
+            |entry: &Sourced<DropPattern>| entry.value == pattern && matches!(entry.origin, Origin::Shipped { .. });
+        if !matches!(origin, Origin::Shipped { .. }) {
+            self.drop.retain(|entry| !is_repeated(entry));
+        }
         add(&mut self.drop, pattern, origin);
+    }
+
+    /// The patterns of variables that do not pass. A shipped pattern leaves those that pass for
+    /// what they say (editors, registries); one of a configuration file covers them by name,
+    /// where no name of its own lets one pass.
+    pub(crate) fn dropped_names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.drop.iter().map(|entry| entry.value.as_str().to_owned()).collect();
+        let own = self.drop.iter().filter(|entry| !matches!(entry.origin, Origin::Shipped { .. }));
+        let covered = own.flat_map(|entry| crate::environment::judged_names(entry.value.as_str()));
+        let passes = |name: &str| self.pass.iter().any(|entry| entry.value.as_str() == name);
+        let added: BTreeSet<&str> = covered.filter(|name| !passes(name)).collect();
+        names.extend(
+            added.into_iter().filter(|name| !self.drop.iter().any(|e| e.value.as_str() == *name)).map(str::to_owned),
+        );
+        names
     }
 
     /// The first key in which this profile gives more than `base`, if any.

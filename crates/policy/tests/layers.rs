@@ -37,6 +37,45 @@ fn resolved(settings: &Settings, name: &str) -> Profile {
     resolve_profile(settings, name, Path::new(WORKSPACE), &[]).unwrap()
 }
 
+#[test]
+fn a_pattern_of_a_file_drops_what_passes_for_what_it_says() {
+    let passing = |source: &str, name: &str, value: &str| {
+        let settings = merge(&[(Layer::User, source)]).unwrap();
+        let caller = [(name.to_owned(), RawText::from(value))].into();
+        effective_environment(&resolved(&settings, "own"), &caller).contains_key(name)
+    };
+    let profile = |env: &str| format!("[profiles.own]\nextends = \"workspace\"\n[profiles.own.env]\n{env}\n");
+    let (uv, cargo) = ("UV_INDEX_URL", "CARGO_REGISTRIES_OWN_INDEX");
+    for (env, name, passes) in [
+        ("", uv, true),
+        ("drop = [\"UV_*\"]", uv, false),
+        ("drop = [\"UV_I*\"]", uv, false),
+        ("drop = [\"UV_INDEX_URL\"]", uv, false),
+        ("drop = [\"PIP_*\"]", uv, true),
+        ("drop = [\"UV_*\"]\npass = [\"UV_INDEX_URL\"]", uv, false),
+        ("", cargo, true),
+        ("drop = [\"CARGO_*\"]", cargo, false),
+        ("drop = [\"CARGO_REGISTR*\"]", cargo, false),
+        ("drop = [\"CARGO_REGISTRIES_OWN_*\"]", cargo, false),
+        ("drop = [\"CARGO_REGISTRIES_OTHER_*\"]", cargo, true),
+    ] {
+        assert_eq!(passing(&profile(env), name, "https://packages.example/simple"), passes, "{env}: {name}");
+    }
+    assert!(passing(&profile(""), "EDITOR", "nano") && !passing(&profile("drop = [\"*EDITOR\"]"), "EDITOR", "nano"));
+    // A later file that names it outweighs; so does a grant.
+    let layers = [
+        (Layer::System, "[profiles.workspace.env]\ndrop = [\"UV_*\"]"),
+        (Layer::User, "[profiles.workspace.env]\npass = [\"UV_INDEX_URL\"]"),
+    ];
+    let caller = [(uv.to_owned(), RawText::from("https://packages.example/simple"))].into();
+    assert!(effective_environment(&resolved(&merge(&layers).unwrap(), "workspace"), &caller).contains_key(uv));
+    let settings = merge(&layers[..1]).unwrap();
+    assert!(!effective_environment(&resolved(&settings, "workspace"), &caller).contains_key(uv));
+    let grants = ["env UV_INDEX_URL".parse().unwrap()];
+    let granted = resolve_profile(&settings, "workspace", Path::new(WORKSPACE), &grants).unwrap();
+    assert!(effective_environment(&granted, &caller).contains_key(uv));
+}
+
 /// Every way a file can be wrong, as a person reads it.
 #[test]
 fn errors_name_the_place() {
