@@ -22,10 +22,16 @@ const INDEX_BYTES_MAX: u64 = 64 << 20;
 /// True if everything that must be looked at is as it must be.
 pub fn hold(needed: &Neutralisation, request: &Request, home: &Path) -> bool {
     !needed.unknown_repository
+        && needed.absent.iter().all(|path| is_absent(path.as_path()))
         && needed.plain_repositories.iter().all(|directory| is_plain(directory.as_path()))
         && (needed.quiet_repositories.is_empty() || has_usual_environment(request, home) && has_usual_hooks(home))
         && needed.quiet_repositories.iter().all(|directory| is_quiet(directory.as_path()))
         && (!needed.rustup || toolchain(request, home).is_some())
+}
+
+/// True if nothing is at a path. What cannot be told is no.
+fn is_absent(path: &Path) -> bool {
+    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// The directory that git takes for a repository in which `path` lies.
@@ -237,6 +243,16 @@ mod tests {
             write(&top.join("a").join(part), "");
         }
         assert!(!is_quiet(&inner) && !is_quiet(&top.join("a")) && is_quiet(top));
+    }
+
+    #[test]
+    fn a_name_at_which_a_file_is_is_no_branch() {
+        let Ok(directory) = tempfile::tempdir() else { panic!("no directory") };
+        let top = directory.path();
+        write(&top.join("file"), "");
+        assert!(std::os::unix::fs::symlink("nowhere", top.join("link")).is_ok());
+        assert!(is_absent(&top.join("main")) && is_absent(&top.join("feature/x")));
+        assert!(!is_absent(&top.join("file")) && !is_absent(&top.join("link")) && !is_absent(&top.join("file/x")));
     }
 
     #[test]

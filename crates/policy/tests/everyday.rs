@@ -275,6 +275,9 @@ const LOCAL_GIT: &[&str] = &[
     "git checkout -b feature",
     "git switch -c feature origin/main",
     "git restore --staged a.txt",
+    "git checkout main",
+    "git checkout -q feature/x",
+    "git checkout -",
     "git reset HEAD~1",
     "git branch feature",
     "git branch -M main",
@@ -309,10 +312,20 @@ const LOCAL_GIT: &[&str] = &[
 /// What is no more than close to it: it starts something, leads elsewhere, or loses something.
 const OTHER_GIT: &[&str] = &[
     // Nothing restores what these lose.
-    "git checkout main",
     "git checkout .",
     "git checkout -- a.txt",
     "git restore a.txt",
+    "git checkout ./main",
+    "git checkout -- main",
+    "git checkout main a.txt",
+    "git checkout -p main",
+    "git checkout --ours main",
+    "git checkout :/",
+    "git checkout '*.c'",
+    "git checkout $X",
+    "git checkout ../main",
+    "cp a main && git checkout main",
+    "git stash pop && git checkout main",
     "git restore -SW a.txt",
     // A plan of an earlier rebase goes on.
     "git rebase --skip",

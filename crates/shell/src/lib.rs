@@ -265,7 +265,10 @@ fn finish(judge: Judge, length: usize) -> Judged {
     let tier = findings.iter().map(|f| f.tier).max().unwrap_or(Tier::Allow);
     let neutralisation = match tier {
         Tier::Allow => Neutralisation::of(&judge.neutralised),
-        Tier::Ask => looked_at.unwrap_or_default(),
+        Tier::Ask => Neutralisation {
+            absent: judge.absent.iter().map(|path| RawText::from(path.as_slice())).collect(),
+            ..looked_at.unwrap_or_default()
+        },
         Tier::Deny => Neutralisation::default(),
     };
     // What is not known to read only may change the workspace.

@@ -26,6 +26,9 @@ pub struct Neutralisation {
     pub quiet_repositories: Vec<RawText>,
     /// True if a repository of an unknown directory must be plain or quiet: it cannot be.
     pub unknown_repository: bool,
+    /// Paths at which nothing may be: what git is given is a branch then, and no file whose changes
+    /// would be lost.
+    pub absent: Vec<RawText>,
     /// True if `RUSTUP_TOOLCHAIN` must name the person's own toolchain.
     pub rustup: bool,
 }

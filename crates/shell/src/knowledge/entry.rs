@@ -182,6 +182,8 @@ pub(crate) struct Entry {
     pub given_by: Vec<&'static str>,
     /// At least one of these must be there.
     pub requires: Vec<&'static str>,
+    /// Or its one operand must be a name at which no file is: it names a branch then.
+    pub or_absent: bool,
     /// And at least one of these.
     pub requires_too: Vec<&'static str>,
     /// What the runner must take away for this to be harmless; names of
@@ -248,15 +250,16 @@ impl Entry {
                 self.add(text, Effect::Inert, key)?;
             }
             ("reader_with", Value::Text(text)) => self.reader_with = words(text).collect(),
+            ("code", Value::Text(text)) => self.code = words(text).collect(),
             ("given_by", Value::Text(text)) => self.given_by = words(text).collect(),
             ("requires", Value::Text(text)) => self.requires = words(text).collect(),
-            ("code", Value::Text(text)) => self.code = words(text).collect(),
             ("requires_too", Value::Text(text)) => self.requires_too = words(text).collect(),
             ("neutralise", Value::Text(text)) => self.neutralise = words(text).collect(),
             ("neutralise_with", Value::Text(text)) => {
                 self.neutralise_with = words(text).map(|w| w.split_once(':')).collect::<Option<_>>()?;
             }
             ("operands_with", Value::Text(text)) => self.operands_with = words(text).collect(),
+            ("or_absent", Value::Flag(flag)) => self.or_absent = *flag,
             ("numeric", Value::Flag(flag)) => self.numeric = *flag,
             ("globs", Value::Flag(flag)) => self.globs = *flag,
             ("any", Value::Flag(flag)) => self.any = *flag,

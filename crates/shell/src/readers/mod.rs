@@ -201,6 +201,9 @@ fn report(judge: &mut Judge, parsed: &Parsed) {
 /// Judges arguments by an entry.
 fn check(judge: &mut Judge, entry: &'static Entry, arguments: &[Argument], at: (usize, usize)) -> Flow {
     let parsed = options::read(entry, arguments);
+    let absent =
+        if entry.or_absent && !parsed.uses(&entry.requires) { branch_path(judge, &parsed, arguments) } else { None };
+    judge.absent.extend(absent.clone());
     report(judge, &parsed);
     let acts = !only_tells(entry, &parsed) && !parsed.uses(&entry.reader_with);
     let by_itself = acts && !entry.does.is_empty();
@@ -224,9 +227,8 @@ fn check(judge: &mut Judge, entry: &'static Entry, arguments: &[Argument], at: (
             judge.scope.cwd = judge.path(&value.value);
         }
     }
-    if !entry.requires.is_empty() && !parsed.uses(&entry.requires)
-        || !entry.requires_too.is_empty() && !parsed.uses(&entry.requires_too)
-    {
+    let lacks = |required: &[&'static str]| !required.is_empty() && !parsed.uses(required);
+    if !only_tells(entry, &parsed) && (lacks(&entry.requires) && absent.is_none() || lacks(&entry.requires_too)) {
         judge.ask("unknown-use", "This program is known to be harmless only in certain uses.", at);
     }
     neutralise(judge, entry, &parsed, at);
@@ -245,6 +247,31 @@ fn only_writes(entry: &Entry) -> bool {
 fn only_tells(entry: &Entry, parsed: &Parsed) -> bool {
     let told = |used: &String| entry.tells.iter().any(|option| option == used);
     !parsed.used.is_empty() && parsed.used.iter().all(told) && parsed.operands.is_empty() && parsed.problems.is_empty()
+}
+
+/// Where a file would be whose changes are lost if the one operand is no branch. None where the
+/// operand, or what stands before the command, does not leave it at that.
+fn branch_path(judge: &Judge, parsed: &Parsed, arguments: &[Argument]) -> Option<Vec<u8>> {
+    // Of these none is about files.
+    const PLAIN: &[&str] = &["-q", "--quiet", "--guess", "--no-guess", "--progress", "--no-progress", "-d", "--detach"];
+    let [operand] = parsed.operands.as_slice() else { return None };
+    let name = operand.literal()?;
+    let is_step = |step: &[u8]| {
+        !step.is_empty()
+            && !step.starts_with(b".")
+            && step.iter().all(|b| b.is_ascii_alphanumeric() || b"._-+@".contains(b))
+    };
+    let is_name = name == b"-" || !name.starts_with(b"-") && name.split(|b| *b == b'/').all(is_step);
+    let is_plain = parsed.problems.is_empty() && parsed.used.iter().all(|option| PLAIN.contains(&option.as_str()));
+    // What stands before it may put a file there.
+    let is_changed = judge.findings.iter().any(|found| {
+        CHANGES.contains(&found.code.as_str()) || matches!(found.code.as_str(), "changes-repository" | "runs-code")
+    });
+    let is_sure = judge.context.neutralised && is_name && is_plain && !is_changed;
+    if !is_sure || arguments.iter().any(|argument| argument.shown() == b"--") {
+        return None;
+    }
+    judge.path(operand)
 }
 
 /// Findings of what may put another repository into a directory.

@@ -126,13 +126,28 @@ pub(crate) fn dynamic_program(judge: &mut Judge, flow: &Flow, at: (usize, usize)
     tainted(judge, flow, at);
 }
 
+/// True for `bash -c TEXT` alone: the script is judged as it would be without. Another shell
+/// would read some of it otherwise.
+fn is_plain_script(invocation: &Invocation) -> bool {
+    let literal = |argument: &Argument| argument.literal();
+    match invocation.arguments.as_slice() {
+        [option, text] => {
+            let is_script = literal(option).is_some_and(|option| option == b"-c");
+            !invocation.qualified && invocation.name == b"bash" && is_script && literal(text).is_some()
+        }
+        _ => false,
+    }
+}
+
 /// `sh`, `bash` and their options before the script.
 pub(super) fn shell(judge: &mut Judge, invocation: &Invocation) -> Option<Flow> {
     let at = invocation.span;
     if !invocation.qualified && invocation.arguments.len() == 1 && invocation.has("--version") {
         return None;
     }
-    judge.ask("nested-shell", "Starts a shell.", at);
+    if !is_plain_script(invocation) {
+        judge.ask("nested-shell", "Starts a shell.", at);
+    }
     let (mut command, mut from_stdin) = (false, false);
     let mut words = invocation.arguments.iter();
     let mut operand = None;

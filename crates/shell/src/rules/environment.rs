@@ -30,6 +30,10 @@ const PLAIN: &[&str] = &[
     "CARGO_TERM_COLOR",
     "PY_COLORS",
     "DO_NOT_TRACK",
+    "NODE_ENV",
+    "DEBUG",
+    "FOO",
+    "BAR",
 ];
 
 /// Variables that are harmless with one of these values.
@@ -54,7 +58,9 @@ pub(crate) fn is_harmless(name: &[u8], value: &Argument) -> bool {
     if let Some((_, values)) = EXACT.iter().find(|(n, _)| *n == name) {
         return values.iter().any(|v| v.as_bytes() == value);
     }
-    let plain = PLAIN.contains(&name) || name.starts_with("LC_");
+    // No program is known that obeys a variable of one letter.
+    let is_letter = name.len() == 1 && name.bytes().all(|b| b.is_ascii_uppercase());
+    let plain = is_letter || PLAIN.contains(&name) || name.starts_with("LC_");
     let slash = name == "TZ" || name.ends_with("COLORS") || name == "RUST_LOG";
     plain
         && !value.starts_with(b"/")
