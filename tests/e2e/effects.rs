@@ -105,3 +105,24 @@ fn nobody_agrees_beforehand() {
         }
     });
 }
+
+#[test]
+fn a_program_that_git_is_told_to_start_is_asked_about_once() {
+    each_user(|world| {
+        for key in ["o", "n"] {
+            let world = &World::new(world.account.user);
+            let made = world.run(&world.bare(&["git", "init", "-q", "."]));
+            assert!(made.text().is_empty(), "{}", made.text());
+            let command = asked(world, &[], &["git", "config", "core.editor", "./x"]);
+            let mut terminal = Terminal::start(world, &command);
+            terminal.expect("Sets a program that git starts");
+            terminal.expect("allow?");
+            terminal.press(key);
+            let (code, text) = terminal.finish();
+            let settings = fs::read_to_string(world.workspace().join(".git/config")).unwrap();
+            assert_eq!(settings.contains("./x"), key == "o", "{text}\n{settings}");
+            assert_eq!(code == 0, key == "o", "{text}");
+            assert_eq!(text.matches("allow?").count(), 1, "{text}");
+        }
+    });
+}

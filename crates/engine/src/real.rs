@@ -13,7 +13,7 @@ use stockade_model::{
     GroupOffer, Level, Plan, QuestionKind, RawText, Request, Scope, SessionId, Verdict,
 };
 use stockade_policy::{
-    Circumstances, Obligations, Rule, Settings, complete_grants, effective_environment, is_history,
+    Circumstances, Obligations, Rule, Settings, complete_grants, configured_files, effective_environment, is_history,
     is_registry_settings, may_escalate, resolve_profile, rule_in,
 };
 use stockade_shell::{Context, Judged, Takes};
@@ -204,7 +204,8 @@ impl Judge for RuleJudge {
         let mut environment = effective_environment(&profile, &request.environment);
         let judged = self.judged(request, self.neutralised);
         surroundings::carry(&judged.neutralisation, request, self.settings.home(), &mut environment);
-        let effects = judged.effects.into_iter().map(EffectUse::into_grant).collect();
+        let mut effects: Vec<Grant> = judged.effects.into_iter().map(EffectUse::into_grant).collect();
+        effects.extend(configured_files(request, &judged.assessment));
         let plan = Plan {
             request: request.id.clone(),
             attempt,

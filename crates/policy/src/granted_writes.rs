@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use stockade_model::{Assessment, Capability, Finding, Grant, Impact, Request, Tier};
+use stockade_model::{Assessment, Capability, Command, Finding, Grant, Impact, Request, Tier};
 
 /// What the classifier says of such a write.
 const PERSISTENCE: &str = "persistence";
@@ -48,6 +48,31 @@ fn writes_granted_files(assessment: &Assessment, roots: &[&Path]) -> bool {
         Capability::Read(_) => true,
         Capability::Network(_) | Capability::Secret(_) | Capability::Privilege(_) => false,
     })
+}
+
+/// The settings file of a repository in the workspace that a single `git config` writes, which sets
+/// a program there. A yes to the command is one to writing it: what would be asked about next is
+/// the same. Nothing else may run with that power, so that a second command is asked about again.
+pub fn configured_files(request: &Request, assessment: &Assessment) -> Vec<Grant> {
+    let is_single = match &request.command {
+        Command::Argv(_) => true,
+        Command::Script(text) => !text.as_bytes().iter().any(|b| b";&|\n\r$`(){}<>\\".contains(b)),
+    };
+    let workspace = request.workspace.as_path();
+    let is_settings = |path: &Path| {
+        let is_file = path.file_name().is_some_and(|name| name == "config" || name == "config.worktree");
+        is_file && path.parent().is_some_and(|git| git.ends_with(".git")) && path.starts_with(workspace)
+    };
+    let written = assessment
+        .capabilities
+        .iter()
+        .filter_map(|need| if let Capability::Write(path) = need { Some(path.as_path()) } else { None });
+    let roots: Vec<&Path> = written.filter(|path| is_settings(path)).collect();
+    let configures = assessment.findings.iter().any(|finding| finding.code == CONFIGURES);
+    if !is_single || !configures || !configures_granted_file(assessment, &roots) {
+        return Vec::new();
+    }
+    roots.into_iter().map(|path| Grant::Write(path.to_owned())).collect()
 }
 
 /// True where git writes a setting into files that were granted by their own names, and the

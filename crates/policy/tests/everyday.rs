@@ -10,7 +10,9 @@ use stockade_model::{
     ApprovalMode, Assessment, Command, GranularMode, Impact, Level, QuestionKind, RawText, Request, SandboxPreference,
     Tier, Verdict,
 };
-use stockade_policy::{Circumstances, Layer, LayerText, OwnDirectories, Ruling, Settings, rule_in, rule_on};
+use stockade_policy::{
+    Circumstances, Layer, LayerText, OwnDirectories, Ruling, Settings, configured_files, rule_in, rule_on,
+};
 use stockade_shell::{Context, assess_script};
 
 /// Most rows, in per mille, that may be answered otherwise than agreed.
@@ -273,11 +275,11 @@ const LOCAL_GIT: &[&str] = &[
     "git add a && git commit -m x && git status && git log -1",
     "echo x > a.txt && git add a.txt && git commit -q -m x",
     "git checkout -b feature",
-    "git switch -c feature origin/main",
-    "git restore --staged a.txt",
     "git checkout main",
     "git checkout -q feature/x",
     "git checkout -",
+    "git switch -c feature origin/main",
+    "git restore --staged a.txt",
     "git reset HEAD~1",
     "git branch feature",
     "git branch -M main",
@@ -313,8 +315,6 @@ const LOCAL_GIT: &[&str] = &[
 const OTHER_GIT: &[&str] = &[
     // Nothing restores what these lose.
     "git checkout .",
-    "git checkout -- a.txt",
-    "git restore a.txt",
     "git checkout ./main",
     "git checkout -- main",
     "git checkout main a.txt",
@@ -326,6 +326,8 @@ const OTHER_GIT: &[&str] = &[
     "git checkout ../main",
     "cp a main && git checkout main",
     "git stash pop && git checkout main",
+    "git checkout -- a.txt",
+    "git restore a.txt",
     "git restore -SW a.txt",
     // A plan of an earlier rebase goes on.
     "git rebase --skip",
@@ -528,6 +530,37 @@ fn what_is_granted_by_hand_is_not_refused_by_its_text() {
     check("cp a .git/hooks/pre-commit; crontab x", &[hooks], false, true, Verdict::Ask);
     check("cp a .git/hooks/pre-commit; cp a ~/.bashrc", &[hooks], false, true, Verdict::Ask);
     check("cp a .git/hooks/pre-commit; rm -rf ~", &[hooks], false, true, Verdict::Ask);
+}
+
+/// A yes to one command that sets a program is one to the file in which it does.
+#[test]
+fn a_yes_to_a_setting_is_one_to_its_file() {
+    let check = |command: &str, expected: &[&str]| {
+        let request = request(command, "/home/u/ws", ApprovalMode::OnFailure, &[]);
+        let files = configured_files(&request, &assess(command, "/home/u", "/home/u/ws"));
+        let files: Vec<String> = files.iter().map(ToString::to_string).collect();
+        assert_eq!(files, expected, "{command}");
+    };
+    check("git config core.editor vim", &["write /home/u/ws/.git/config"]);
+    check("git config --add core.pager './x -R'", &["write /home/u/ws/.git/config"]);
+    check("git -C sub config core.editor vim", &["write /home/u/ws/sub/.git/config"]);
+    for command in [
+        "git config user.name x",
+        "git config --global core.editor vim",
+        "git config --file x core.editor vim",
+        "git -C ../y config core.editor vim",
+        "git -c core.pager=./x config core.editor vim",
+        "git config core.fsmonitor ./x && git status",
+        "git config core.editor vim; git config core.pager x",
+        "git config core.editor $(./x)",
+        "bash -c 'git config core.editor vim'",
+        "env A=1 git config core.editor vim",
+        "GIT_DIR=x git config core.editor vim",
+        "git push -f",
+        "echo x > .git/config",
+    ] {
+        check(command, &[]);
+    }
 }
 
 /// The same of a program that git is told to start, in the file that was granted by its name.
