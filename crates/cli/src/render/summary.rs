@@ -277,8 +277,9 @@ fn kept_for_undo(out: &mut String, outcome: &Outcome, style: Style) {
     if kept == 0 {
         return;
     }
+    // Not what `undo` counts: here is also what was made and is gone again.
     let count = counted(usize::try_from(kept).unwrap_or(usize::MAX), "path");
-    wrap(out, style, "• ", &format!("{count} of the workspace can be put back"));
+    wrap(out, style, "• ", &format!("what it changed in the workspace can be put back ({count} noted meanwhile)"));
     let hint = style.paint(Color::Cyan, "hint:");
     let _ = writeln!(out, "  {hint} stockade changes {} (then: undo)", outcome.id);
 }
