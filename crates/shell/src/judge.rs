@@ -62,8 +62,6 @@ pub(crate) struct Judge<'c> {
     pub endless_loop: usize,
     /// What the run must take away, and in which directory.
     pub neutralised: BTreeSet<(&'static str, Option<Vec<u8>>)>,
-    /// Paths at which nothing may be.
-    pub absent: BTreeSet<Vec<u8>>,
     /// Every command that was seen, for the comparison with bash.
     #[cfg(test)]
     pub trace: Vec<Vec<Argument>>,
@@ -108,7 +106,6 @@ impl<'c> Judge<'c> {
             depth: 0,
             endless_loop: 0,
             neutralised: BTreeSet::new(),
-            absent: BTreeSet::new(),
             #[cfg(test)]
             trace: Vec::new(),
         }

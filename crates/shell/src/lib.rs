@@ -266,7 +266,7 @@ fn finish(judge: Judge, length: usize) -> Judged {
     let neutralisation = match tier {
         Tier::Allow => Neutralisation::of(&judge.neutralised),
         Tier::Ask => Neutralisation {
-            absent: judge.absent.iter().map(|path| RawText::from(path.as_slice())).collect(),
+            absent: judge.seen.absent.iter().map(|path| RawText::from(path.as_slice())).collect(),
             ..looked_at.unwrap_or_default()
         },
         Tier::Deny => Neutralisation::default(),

@@ -37,4 +37,6 @@ pub(crate) struct Seen {
     pub decoded_files: Vec<Vec<u8>>,
     /// Files, and text of the script that was put into them.
     pub written_texts: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Paths at which nothing may be, so that what git is given is a branch.
+    pub absent: Vec<Vec<u8>>,
 }

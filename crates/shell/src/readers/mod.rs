@@ -203,7 +203,7 @@ fn check(judge: &mut Judge, entry: &'static Entry, arguments: &[Argument], at: (
     let parsed = options::read(entry, arguments);
     let absent =
         if entry.or_absent && !parsed.uses(&entry.requires) { branch_path(judge, &parsed, arguments) } else { None };
-    judge.absent.extend(absent.clone());
+    judge.seen.absent.extend(absent.clone());
     report(judge, &parsed);
     let acts = !only_tells(entry, &parsed) && !parsed.uses(&entry.reader_with);
     let by_itself = acts && !entry.does.is_empty();
