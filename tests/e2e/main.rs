@@ -19,7 +19,6 @@ mod engines;
 mod fleet;
 mod hints;
 mod hold;
-mod holder;
 mod kept;
 mod library;
 mod life;

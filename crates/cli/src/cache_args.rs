@@ -30,10 +30,4 @@ pub enum CacheCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Hold the layers of a workspace for its runs. A run starts it.
-    #[command(hide = true)]
-    Hold {
-        /// The directory of the workspace's caches.
-        directory: PathBuf,
-    },
 }

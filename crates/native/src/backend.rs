@@ -15,7 +15,7 @@ use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
 use crate::broker::{Broker, BrokerBegun, BrokerError, BrokerEvent, BrokerTraits};
-use crate::caches::{HolderProgram, Lease, Renewal};
+use crate::caches::{Lease, Renewal};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{Keeper, Kept, Told};
 use crate::launch::{
@@ -35,7 +35,6 @@ pub struct NativeBackend {
     nursery: Mutex<Option<Nursery>>,
     stages: Option<PathBuf>,
     caches: Option<PathBuf>,
-    holder: Option<HolderProgram>,
     undo: Option<PathBuf>,
     resolver: Option<Arc<dyn Resolve>>,
     within: Vec<PathBuf>,
@@ -69,13 +68,6 @@ impl NativeBackend {
     #[must_use]
     pub fn caching(self, caches: PathBuf) -> Self {
         Self { caches: Some(caches), ..self }
-    }
-
-    /// One whose runs of a workspace share those of them that are layers, which a process of
-    /// this program holds. Without, each run mounts its own.
-    #[must_use]
-    pub fn holding(self, holder: HolderProgram) -> Self {
-        Self { holder: Some(holder), ..self }
     }
 
     /// One that keeps what runs change in their workspaces in this directory, which is made
@@ -118,12 +110,10 @@ impl NativeBackend {
     fn begin(&self, plan: &Plan, outfit: &Outfit, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
         let _span = debug_span!("begin").entered();
         let nursery = self.nursery.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let launching = match nursery.filter(|nursery| nursery.serves(plan.level)) {
+        match nursery.filter(|nursery| nursery.serves(plan.level)) {
             Some(nursery) => nursery.begin(plan, outfit, stdio),
             None => begin(Blueprint::prepare_with(plan, outfit)?, stdio),
-        }?;
-        launching.lend(outfit)?;
-        Ok(launching)
+        }
     }
 }
 
@@ -208,7 +198,7 @@ impl Backend for NativeBackend {
         let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
         let renewal = Renewal::of(plan, self.caches.as_deref());
-        let lease = Lease::of(plan, self.caches.as_deref(), self.holder.as_ref());
+        let lease = Lease::of(plan, self.caches.as_deref());
         let (undoing, recorder) = Undoing::of(plan, self.undo.as_deref())?.unzip();
         let signing = Signing::of(plan, self.signing.as_ref())?;
         let mut outfit = self.outfit(plan, (*io, hold), &edge, (staging.as_ref(), lease.as_ref()));

@@ -141,15 +141,6 @@ fn set_attributes_at(
     .map(drop)
 }
 
-/// Detaches what is mounted at `name` in `directory`: it goes when nobody uses it any more.
-///
-/// # Errors
-/// Those of umount2(2).
-pub fn detach_at(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
-    let path = [format!("/proc/self/fd/{}/", directory.as_raw_fd()).as_bytes(), name.to_bytes()].concat();
-    unmount(path.as_slice(), UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
-}
-
 /// Makes the current directory the root and lets the old root go, with all
 /// that was mounted in it.
 ///

@@ -2,9 +2,8 @@
 //! changes nothing.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use stockade_model::{CacheSharing, Level, Plan, ToolCache};
 
 /// Most directories beside the data of one cache that are shown as the host has them.
@@ -29,8 +28,6 @@ pub(super) enum Way {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MergedPlace {
     pub directory: PathBuf,
-    /// Its device and inode.
-    pub identity: (u64, u64),
     /// The permission bits of that directory.
     pub mode: u32,
     /// Directories in it that are no data, and shown as the host has them.
@@ -48,7 +45,7 @@ fn way(plan: &Plan, cache: &ToolCache, overlays: bool) -> Option<Way> {
         return None;
     }
     let metadata = cache.directory.as_path().symlink_metadata().ok();
-    let real = metadata.as_ref().map(|_| real_path(cache.directory.as_path()));
+    let real = metadata.as_ref().map(|_| cache.directory.as_path().canonicalize());
     let real = real.transpose().ok()?;
     if let Some(real) = &real
         && is_of_the_plan(plan, cache, real)
@@ -64,8 +61,7 @@ fn way(plan: &Plan, cache: &ToolCache, overlays: bool) -> Option<Way> {
         && !has_mounts(cache, real, found.dev())
     {
         let shown = if cache.data.is_empty() { Vec::new() } else { other_directories(cache, real)? };
-        let (identity, mode) = ((found.dev(), found.ino()), found.mode() & 0o777 | 0o700);
-        return Some(Way::Merged(MergedPlace { directory: real.clone(), identity, mode, shown }));
+        return Some(Way::Merged(MergedPlace { directory: real.clone(), mode: found.mode() & 0o777 | 0o700, shown }));
     }
     // Where settings lie beside the data, moving it would lose them.
     if !cache.set.is_empty() && (cache.data.is_empty() || real.is_none()) {
@@ -111,18 +107,7 @@ fn has_mounts(cache: &ToolCache, real: &Path, device: u64) -> bool {
         return cache.data.iter().any(|name| is_other(real.join(name)));
     }
     let entries = real.read_dir().into_iter().flatten().flatten();
-    let looked_at = entries.take(MAX_LOOKED_AT).filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    looked_at.map(|entry| entry.path()).any(is_other)
-}
-
-/// The path without links. Most have none, which one call tells.
-fn real_path(path: &Path) -> std::io::Result<PathBuf> {
-    let is_plain = path.is_absolute() && path.components().all(|part| !matches!(part, Component::ParentDir));
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    if is_plain && openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).is_ok() {
-        return Ok(path.components().collect());
-    }
-    path.canonicalize()
+    entries.take(MAX_LOOKED_AT).any(|entry| is_other(entry.path()))
 }
 
 /// The directories beside the data; none at all where there are too many.

@@ -29,7 +29,7 @@ const LISTING_TRIES: usize = 10_000;
 const CLOCK_SLACK: u64 = 2;
 
 /// Holds the directory of a workspace.
-pub(super) fn hold_home<P: rustix::path::Arg>(place: BorrowedFd<'_>, key: P) -> Result<OwnedFd, Errno> {
+pub(super) fn hold_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(place, key, flags, Mode::empty())
 }
@@ -98,16 +98,17 @@ fn rename_anew(home: BorrowedFd<'_>, now: &[u8], name: &str) -> Result<(), Errno
     }
 }
 
-/// Gives one of what runs write to the name that runs know.
-pub(super) fn unseal(home: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
-    match name_now(&names_in(home)?, name) {
+/// Gives what runs write to the name that runs know.
+pub(super) fn unseal(home: BorrowedFd<'_>) -> Result<(), Errno> {
+    let found = names_in(home)?;
+    [PLAIN, MERGED].into_iter().try_for_each(|name| match name_now(&found, name) {
         Some(now) if now != name.as_bytes() => match renameat_with(home, now, home, name, RenameFlags::NOREPLACE) {
             // Another run has done it.
             Err(Errno::NOENT | Errno::EXIST) => Ok(()),
             other => other,
         },
         _ => Ok(()),
-    }
+    })
 }
 
 /// At the end of a run at level restricted: gives all names anew that it can have learnt.

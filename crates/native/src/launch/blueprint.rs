@@ -22,7 +22,6 @@ use super::error::LaunchError;
 use super::layout::{
     Attachment, Layout, Nature, Spot, c_string, devices, existing, is_staged, layout, refuse_planted_link,
 };
-use super::merge::merge_steps;
 use super::outfit::Outfit;
 use super::presence::Presence;
 use super::restricted::{DEVICES, OPEN_DIRECTORIES, PrivateDirectory, Reads, other_devices};
@@ -322,7 +321,12 @@ fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Resul
         let workspace = Spot::of(plan.workspace.as_path())?;
         steps.push(Step::Stage { workspace, overlay: overlay.clone() });
     }
-    steps.extend(merge_steps(&attachments, outfit));
+    for attachment in &attachments {
+        if let Nature::Merged(merged) = &attachment.nature {
+            let lower = Spot { path: attachment.path.clone(), identity: attachment.identity };
+            steps.push(Step::Merge { index: merged.index, lower, overlay: merged.overlay.clone() });
+        }
+    }
     steps.extend([Step::Root { size }, Step::Scratch(scratch_entries(&attachments, outfit)?)]);
     let private_trees = private_trees(&attachments);
     let (mut hidden, mut watched) = (Vec::new(), Vec::new());
@@ -476,7 +480,7 @@ pub(crate) fn may_map_for_others() -> bool {
     })
 }
 
-pub(super) fn claim_identity() -> Result<Step, LaunchError> {
+fn claim_identity() -> Result<Step, LaunchError> {
     let map = |id: u32| CString::new(format!("{id} {id} 1"));
     match (map(geteuid().as_raw()), map(getegid().as_raw())) {
         (Ok(uid_map), Ok(gid_map)) => Ok(Step::ClaimIdentity { uid_map, gid_map }),

@@ -21,7 +21,6 @@ use super::error::LaunchError;
 use super::leaving::{self, CLEANS_WITHIN};
 use super::message::{Message, Parts};
 use super::network::{NetworkEnds, Sockets};
-use super::outfit::Outfit;
 use super::restricted::PrivateDirectory;
 use super::times;
 use super::walls::Walls;
@@ -143,26 +142,6 @@ impl Launching {
     /// Process id of the init, as the host sees it.
     pub fn init_pid(&self) -> u32 {
         self.launched.init_pid
-    }
-
-    /// Hands over the layers of an outfit that another process holds. The init waits for
-    /// them.
-    ///
-    /// # Errors
-    /// [`LaunchError`], where they do not get there.
-    pub(crate) fn lend(&self, outfit: &Outfit) -> Result<(), LaunchError> {
-        let lent: Vec<(u8, BorrowedFd<'_>)> = outfit.lent().collect();
-        for some in lent.chunks(MAX_DESCRIPTORS) {
-            let mut indexes = [0; MAX_DESCRIPTORS];
-            indexes.iter_mut().zip(some).for_each(|(slot, (index, _))| *slot = *index);
-            let trees: Vec<BorrowedFd<'_>> = some.iter().map(|(_, tree)| *tree).collect();
-            match (Message::Layers { indexes }).send(self.launched.control.as_fd(), &trees) {
-                // Its last word, why it is gone, is read by who waits for it.
-                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
-                Err(errno) => return Err(LaunchError::call("hand over the layers")(errno)),
-            }
-        }
-        Ok(())
     }
 
     /// Lets the command enter control groups: `entrances` are their files

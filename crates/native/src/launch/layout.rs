@@ -6,11 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use stockade_model::{Plan, RawText, judged_names};
@@ -85,8 +84,7 @@ pub(crate) const MAX_MERGED: usize = 16;
 pub(super) struct Merged {
     /// Which of all.
     pub(super) index: usize,
-    /// Absent where another process holds it, or nobody could.
-    pub(super) overlay: Option<Overlay>,
+    pub(super) overlay: Overlay,
     /// Directories in it that the command may change by itself. Without any, and without
     /// single files that only the broker changes, it is all of it.
     pub(super) directories: Vec<CString>,
@@ -100,24 +98,13 @@ impl Merged {
     }
 }
 
-/// How a directory beneath what is written in it is had.
-#[derive(Clone, Debug)]
-pub enum Layer {
-    /// The run mounts it, and what is written waits here.
-    Own(Overlay),
-    /// A copy of the mount that another process holds.
-    Lent(Arc<OwnedFd>),
-    /// Not at all: it is read-only.
-    Absent,
-}
-
 /// A directory of the host that is seen beneath what runs write in it.
 #[derive(Clone, Debug)]
 pub struct MergedDirectory {
     /// Where the host has it, links not followed.
     pub directory: PathBuf,
-    /// What is written there, and how it is had.
-    pub layer: Layer,
+    /// Where what is written waits.
+    pub overlay: Overlay,
     /// Names of directories in it that may be changed. Where neither these nor `files`
     /// name anything, all of it may be.
     pub directories: Vec<String>,
@@ -137,11 +124,7 @@ impl MergedDirectory {
         let texts =
             |names: &[String]| names.iter().map(|name| c_string(OsStr::new(name))).collect::<Result<Vec<_>, _>>();
         let (directories, files) = (texts(&self.directories)?, texts(&self.files)?);
-        let overlay = match &self.layer {
-            Layer::Own(overlay) => Some(overlay.clone()),
-            Layer::Lent(_) | Layer::Absent => None,
-        };
-        Ok(Nature::Merged(Box::new(Merged { index, overlay, directories, files })))
+        Ok(Nature::Merged(Box::new(Merged { index, overlay: self.overlay.clone(), directories, files })))
     }
 }
 

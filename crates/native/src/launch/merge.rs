@@ -1,8 +1,8 @@
-//! Overlays over directories of the host, in the user namespace of the run. All but
-//! `merge_steps` runs in the init: system calls only.
+//! Overlays over directories of the host, in the user namespace of the run. Runs in the
+//! init: system calls only.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Timespec, openat};
 use rustix::thread::nanosleep;
@@ -11,10 +11,8 @@ use stockade_sys::landlock::access;
 use stockade_sys::mount::{Forbids, attach, new_filesystem};
 use stockade_sys::resolve::DescriptorPath;
 
-use super::layout::{Attachment, Merged, Nature, Overlay, Spot};
-use super::message::Message;
-use super::outfit::Outfit;
-use super::step::{Site, Step, open_plain, verify};
+use super::layout::{Attachment, Merged, Overlay, Spot};
+use super::step::{Site, open_plain, verify};
 
 /// How often an upper directory that is still mounted is tried again, and how long after: soon
 /// at first, and then for some seconds, which a busy machine may need.
@@ -23,43 +21,11 @@ const SOON_RETRIES: u32 = 400;
 const SOON_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000 };
 const LATER_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
 
-/// What makes the merged directories of a layout ready to be attached.
-pub(super) fn merge_steps(attachments: &[Attachment], outfit: &Outfit) -> Vec<Step> {
-    let own = attachments.iter().filter_map(|attachment| {
-        let Nature::Merged(merged) = &attachment.nature else { return None };
-        let lower = Spot { path: attachment.path.clone(), identity: attachment.identity };
-        Some(Step::Merge { index: merged.index, lower, overlay: merged.overlay.clone()? })
-    });
-    let lent = Some(outfit.lent().count()).filter(|count| *count > 0).map(Step::TakeLayers);
-    own.chain(lent).collect()
-}
-
 /// Makes an overlay that is attached later. Where there can be none now, the directory stays
 /// as the root shows it, read-only.
 pub(super) fn merge(site: &mut Site<'_>, index: usize, lower: &Spot, overlay: &Overlay) -> Result<(), Errno> {
     if let (Ok(tree), Some(slot)) = (lay_over_when_free(lower, overlay), site.merged.get_mut(index)) {
         *slot = Some(tree);
-    }
-    Ok(())
-}
-
-/// Takes over the layers that come along with messages of the caller's, until there are
-/// `count`: copies of mounts that another process holds.
-pub(super) fn take_layers(site: &mut Site<'_>, mut count: usize) -> Result<(), Errno> {
-    while count > 0 {
-        let Some((Message::Layers { indexes }, received)) = Message::receive(site.control, true)? else {
-            return Err(Errno::PROTO);
-        };
-        let received = received.descriptors.into_iter().map_while(|fd| fd);
-        let before = count;
-        for (index, tree) in indexes.into_iter().zip(received) {
-            let slot = site.merged.get_mut(usize::from(index)).ok_or(Errno::PROTO)?;
-            *slot = Some(tree);
-            count = count.checked_sub(1).ok_or(Errno::PROTO)?;
-        }
-        if count == before {
-            return Err(Errno::PROTO);
-        }
     }
     Ok(())
 }
@@ -76,17 +42,8 @@ pub(super) fn lay_over(workspace: &Spot, overlay: &Overlay, index: &CStr) -> Res
         verify(object.as_fd(), spot.identity)?;
         Ok::<_, Errno>(object)
     };
-    let (lower, upper, work) = (hold(workspace)?, hold(&overlay.upper)?, hold(&overlay.work)?);
-    overlay_of(lower.as_fd(), (upper.as_fd(), work.as_fd()), index)
-}
-
-/// The same of directories that are held.
-pub(super) fn overlay_of(
-    lower: BorrowedFd<'_>,
-    (upper, work): (BorrowedFd<'_>, BorrowedFd<'_>),
-    index: &CStr,
-) -> Result<OwnedFd, Errno> {
-    let [lower, upper, work] = [lower, upper, work].map(DescriptorPath::new);
+    let held = [hold(workspace)?, hold(&overlay.upper)?, hold(&overlay.work)?];
+    let [lower, upper, work] = [&held[0], &held[1], &held[2]].map(|object| DescriptorPath::new(object.as_fd()));
     let options = [
         (c"lowerdir", lower.as_c_str()),
         (c"upperdir", upper.as_c_str()),

@@ -3,14 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use stockade_model::{Plan, RawText};
 
 use super::error::LaunchError;
-use super::layout::{Layer, MergedDirectory, Overlay, c_string};
+use super::layout::{MergedDirectory, Overlay, c_string};
 
 /// What a run is given besides its plan.
 #[derive(Clone, Debug, Default)]
@@ -90,14 +89,6 @@ impl NamedFile {
 }
 
 impl Outfit {
-    /// The layers that another process holds, by the number of their directory.
-    pub(super) fn lent(&self) -> impl Iterator<Item = (u8, BorrowedFd<'_>)> {
-        (0..).zip(&self.merged).filter_map(|(index, merged)| match &merged.layer {
-            Layer::Lent(tree) => Some((index, tree.as_fd())),
-            Layer::Own(_) | Layer::Absent => None,
-        })
-    }
-
     /// Whether others have walled the place in.
     pub(super) fn is_within_walls(&self) -> bool {
         !self.private.is_empty()

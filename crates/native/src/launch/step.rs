@@ -19,7 +19,7 @@ use stockade_sys::{Errno, keyring};
 
 use super::error::LaunchError;
 use super::layout::{Attachment, Device, Identity, MAX_MERGED, Nature, Overlay, Spot};
-use super::merge::{attach_merged, lay_over, merge, take_layers};
+use super::merge::{attach_merged, lay_over, merge};
 use super::message::Message;
 use super::network::Network;
 use super::walls::Walls;
@@ -130,8 +130,6 @@ pub(super) enum Step {
     Stage { workspace: Spot, overlay: Overlay },
     /// A directory beneath what runs of the workspace wrote in it.
     Merge { index: usize, lower: Spot, overlay: Overlay },
-    /// So many layers that another process holds, from the caller.
-    TakeLayers(usize),
     /// The copy attached and made read-only.
     Root { size: Option<TempSize> },
     /// Directories and files in the run's own filesystem.
@@ -205,7 +203,7 @@ impl Step {
             Self::Quotas(_) => "quotas",
             Self::CopyRoot => "copy-root",
             Self::Stage { .. } => "stage",
-            Self::Merge { .. } | Self::TakeLayers(_) => "merge",
+            Self::Merge { .. } => "merge",
             Self::Root { .. } => "root",
             Self::Scratch(_) => "scratch",
             Self::Attach(_) => "attach",
@@ -259,7 +257,6 @@ impl Step {
                 let path = RawText::from(lower.path.as_bytes()).escaped();
                 format!("what is written in {path} stays in a layer")
             }
-            Self::TakeLayers(count) => format!("{count} layers that the runs of the workspace share"),
             Self::Root { .. } => "the host's root, read-only".to_owned(),
             Self::Scratch(entries) => format!("{} entries in a private temporary filesystem", entries.len()),
             Self::Attach(attachment) => describe_attachment(attachment),
@@ -305,7 +302,6 @@ impl Step {
                 Ok(())
             }
             Self::Merge { index, lower, overlay } => merge(site, *index, lower, overlay),
-            Self::TakeLayers(count) => take_layers(site, *count),
             Self::Root { size } => build_root(site, size.as_ref()),
             Self::Scratch(entries) => entries.iter().try_for_each(|e| make_entry(site.scratch()?, e)),
             Self::Attach(attachment) => attach_one(site, attachment),
