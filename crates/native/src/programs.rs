@@ -301,11 +301,6 @@ mod tests {
                 "Overwrites or removes what others have at the remote, effect overwrites-remote by git",
             ),
             ("/usr/bin/git push", "runs"),
-            ("/usr/bin/git push --force ../bare.git main", "runs"),
-            (
-                "/usr/bin/git push --force bare.git main",
-                "Overwrites or removes what others have at the remote, effect overwrites-remote by git",
-            ),
             // What git's settings say is judged when they are written.
             ("/usr/bin/git config core.editor vim", "runs"),
         ] {

@@ -123,7 +123,7 @@ impl Tables {
                 }
                 ("last", Value::Text(text)) => format!("{text:?}"),
                 ("operands", Value::Text(text)) => text.parse::<usize>().map_err(|e| e.to_string())?.to_string(),
-                ("loopback" | "local", Value::Flag(flag)) => flag.to_string(),
+                ("loopback", Value::Flag(flag)) => flag.to_string(),
                 ("code", Value::Text(text)) => format!("{:?}", self.known(text)?),
                 (key, _) => return Err(key.to_owned()),
             };

@@ -46,9 +46,7 @@ pub(crate) fn of_program(program: &[u8], arguments: &[Vec<u8>]) -> Vec<(&'static
     let arguments = arguments.iter().map(|text| Argument::known(text, (0, 0))).collect();
     let invocation = Invocation::new(program.to_owned(), false, arguments, Flow::default(), (0, 0));
     let line = Line::of(&invocation);
-    let is_had = |known: &&Use| {
-        !line.is_rehearsal(known) && matches!(line.is(known), Answer::Yes) && !line.is_to_local_repository(known)
-    };
+    let is_had = |known: &&Use| !line.is_rehearsal(known) && matches!(line.is(known), Answer::Yes);
     let mut codes: Vec<_> = impacts::of(program).filter(is_had).map(|known| known.code).collect();
     codes.retain(|code| !JUDGED_ELSEWHERE.contains(code));
     codes.sort_unstable();
@@ -68,9 +66,7 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
         for argument in &invocation.arguments {
             let text = argument.shown();
             if let Some(split) = text.iter().position(|b| *b == b'=') {
-                let (name, value) = (&text[..split], argument.tail(split + 1));
-                variable(judge, name, &value, invocation.span);
-                judge.set_unknown(name, &value.flow);
+                variable(judge, &text[..split], &argument.tail(split + 1), invocation.span);
             }
         }
     }
@@ -85,7 +81,6 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
             continue;
         }
         match line.is(known) {
-            Answer::Yes if line.is_to_local_repository(known) && !sets_git_variables(judge) => {}
             Answer::Yes => {
                 affect(judge, known.code, invocation.span);
                 judge.effects.insert((known.code, invocation.name.clone()));
@@ -97,12 +92,6 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
     if unknown && line.options.acts {
         affect(judge, "unknown-action", invocation.span);
     }
-}
-
-/// True where the text set a variable that may give an address another meaning to git.
-fn sets_git_variables(judge: &Judge) -> bool {
-    judge.findings.iter().any(|found| found.code == "sets-environment")
-        || judge.scope.variables.keys().any(|name| name.starts_with(b"GIT_"))
 }
 
 /// Judges a variable that may name an index of packages.
@@ -129,24 +118,6 @@ fn is_foreign(value: &[u8], hosts: &[&str]) -> bool {
 fn is_loopback(value: &[u8]) -> bool {
     let host = crate::readers::host_name(value);
     host.is_some_and(|host| host == b"localhost" || host == b"127.0.0.1")
-}
-
-/// True for a repository of this machine as git reads it: a path that no remote's name is likely
-/// to be, or an address of the loopback. Not one over ssh, whose settings may name another host.
-fn is_local_repository(text: &[u8]) -> bool {
-    const PATHS: &[&[u8]] = &[b"/", b"./", b"../", b"file:///"];
-    const SCHEMES: &[&[u8]] = &[b"http://", b"https://", b"git://"];
-    const HOSTS: &[&[u8]] = &[b"localhost", b"127.0.0.1", b"[::1]"];
-    if PATHS.iter().any(|beginning| text.starts_with(beginning)) {
-        return true;
-    }
-    let Some(rest) = SCHEMES.iter().find_map(|scheme| text.strip_prefix(*scheme)) else { return false };
-    let Some(end) = rest.iter().position(|b| *b == b'/') else { return false };
-    HOSTS.iter().filter_map(|host| rest[..end].strip_prefix(*host)).any(|port| match port {
-        [] => true,
-        [b':', digits @ ..] => !digits.is_empty() && digits.iter().all(u8::is_ascii_digit),
-        _ => false,
-    })
 }
 
 enum Answer {
@@ -397,31 +368,6 @@ impl<'a> Line<'a> {
         };
         let mut targets = self.words.iter().filter(|word| is_operand(word)).peekable();
         targets.peek().is_some() && targets.all(|word| is_loopback(word.text)) && !self.words.iter().any(spoils)
-    }
-
-    /// True if the first operand behind the subcommand is surely a repository of this machine, and
-    /// no option leads elsewhere: the sandbox decides about its path or its address.
-    fn is_to_local_repository(&self, known: &Use) -> bool {
-        if !known.local {
-            return false;
-        }
-        let Found::At(behind) = self.sequence(known.uses) else { return false };
-        let spoils = |word: &Word<'_>| {
-            word.role == Role::Option && known.spoils.iter().any(|option| is_option(option, word.text, self.options))
-        };
-        // What the use needs are options without values: `-f`.
-        let takes_none =
-            |word: &Word<'_>| known.needs.iter().copied().flatten().any(|need| need.as_bytes() == word.text);
-        let Some(at) = self.words[behind..].iter().position(is_operand).map(|at| behind + at) else { return false };
-        let Some((before, target)) = at.checked_sub(1).map(|before| (&self.words[before], &self.words[at])) else {
-            return false;
-        };
-        let is_sure = target.role == Role::Operand || takes_none(before);
-        self.words[behind - 1].role == Role::Operand
-            && is_sure
-            && target.argument.literal().is_some()
-            && is_local_repository(target.text)
-            && !self.words.iter().any(spoils)
     }
 }
 
