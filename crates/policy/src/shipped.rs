@@ -64,9 +64,10 @@ pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, Con
 
 /// The shipped caches of tools, in the home directory `home`.
 pub(crate) fn caches(home: &Path) -> Vec<ToolCache> {
-    // The tests hold it readable.
-    let entries = read(CACHES.1).map(|file| file.cache).unwrap_or_default();
-    entries.iter().filter_map(|entry| cache(entry, home)).collect()
+    // Read once. The tests hold it readable.
+    static ENTRIES: LazyLock<Vec<CacheEntry>> =
+        LazyLock::new(|| read(CACHES.1).map(|file| file.cache).unwrap_or_default());
+    ENTRIES.iter().filter_map(|entry| cache(entry, home)).collect()
 }
 
 fn cache(entry: &CacheEntry, home: &Path) -> Option<ToolCache> {

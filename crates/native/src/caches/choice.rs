@@ -1,10 +1,19 @@
 //! Which caches of a plan are layers, and how each is. Looks at the host's directories,
 //! changes nothing.
 
-use std::os::unix::fs::MetadataExt;
+use std::ffi::{OsStr, OsString};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, lstat, openat2, statat};
+use rustix::process::geteuid;
 use stockade_model::{CacheSharing, Level, Plan, ToolCache};
+use stockade_sys::Errno;
+
+/// Bytes of a directory that are read at a time.
+const LISTED_BYTES: usize = 4096;
 
 /// Most directories beside the data of one cache that are shown as the host has them.
 const MAX_SHOWN: usize = 32;
@@ -36,32 +45,33 @@ pub(super) struct MergedPlace {
 
 /// The way of each cache that is a layer. `overlays` tells whether there can be any.
 pub(super) fn choose(plan: &Plan, overlays: bool) -> Vec<(&ToolCache, Way)> {
+    let hidden = Hidden::of(plan);
     let caches = plan.profile.filesystem.caches.iter();
-    caches.filter_map(|cache| Some((cache, way(plan, cache, overlays)?))).collect()
+    caches.filter_map(|cache| Some((cache, way(plan, cache, overlays.then_some(&hidden))?))).collect()
 }
 
-fn way(plan: &Plan, cache: &ToolCache, overlays: bool) -> Option<Way> {
+fn way(plan: &Plan, cache: &ToolCache, overlays: Option<&Hidden<'_>>) -> Option<Way> {
     if cache.moved_by.iter().any(|name| plan.environment.contains_key(name)) {
         return None;
     }
-    let metadata = cache.directory.as_path().symlink_metadata().ok();
-    let real = metadata.as_ref().map(|_| cache.directory.as_path().canonicalize());
-    let real = real.transpose().ok()?;
-    if let Some(real) = &real
-        && is_of_the_plan(plan, cache, real)
-    {
+    let found = Found::at(cache.directory.as_path()).ok()?;
+    let real = found.as_ref().map(|found| found.real.as_path());
+    if real.is_some_and(|real| is_of_the_plan(plan, cache, real)) {
         return None;
     }
-    let own = metadata.filter(|found| found.is_dir() && found.uid() == rustix::process::geteuid().as_raw());
-    if let (Some(found), Some(real)) = (&own, &real)
-        && overlays
+    if let (Some(found), Some(hidden)) = (&found, overlays)
+        && found.is_own()
         && plan.level == Level::Full
         && cache.sharing == CacheSharing::Merged
-        && !hides_data(plan, cache, real)
-        && !has_mounts(cache, real, found.dev())
+        && !hidden.has_data(cache, &found.real)
     {
-        let shown = if cache.data.is_empty() { Vec::new() } else { other_directories(cache, real)? };
-        return Some(Way::Merged(MergedPlace { directory: real.clone(), mode: found.mode() & 0o777 | 0o700, shown }));
+        let is_whole = cache.data.is_empty();
+        let within = if is_whole { found.directories(MAX_LOOKED_AT).unwrap_or_default() } else { Vec::new() };
+        if !has_mounts(cache, found, &within) {
+            let shown = if is_whole { Vec::new() } else { other_directories(cache, found)? };
+            let mode = found.stat.st_mode & 0o777 | 0o700;
+            return Some(Way::Merged(MergedPlace { directory: found.real.clone(), mode, shown }));
+        }
     }
     // Where settings lie beside the data, moving it would lose them.
     if !cache.set.is_empty() && (cache.data.is_empty() || real.is_none()) {
@@ -87,10 +97,44 @@ fn is_of_the_plan(plan: &Plan, cache: &ToolCache, real: &Path) -> bool {
     })
 }
 
-/// Whether something that is hidden is, holds or lies in the data.
-fn hides_data(plan: &Plan, cache: &ToolCache, real: &Path) -> bool {
-    let hidden = plan.profile.filesystem.hide.iter().map(stockade_model::RawText::as_path);
-    hidden.into_iter().any(|hidden| real.starts_with(hidden) || is_data(cache, real, hidden))
+/// What the plan hides. There are hundreds, and to compare paths part by part takes longer
+/// than all else here.
+struct Hidden<'p> {
+    /// Those of which bytes tell what lies in what, sorted.
+    plain: Vec<&'p [u8]>,
+    others: Vec<&'p Path>,
+}
+
+impl<'p> Hidden<'p> {
+    fn of(plan: &'p Plan) -> Self {
+        let all = plan.profile.filesystem.hide.iter().map(stockade_model::RawText::as_path);
+        let (plain, others): (Vec<_>, _) = all.partition(|path| is_plain(path));
+        let mut plain: Vec<&[u8]> = plain.into_iter().map(|path| path.as_os_str().as_bytes()).collect();
+        plain.sort_unstable();
+        Self { plain, others }
+    }
+
+    /// Whether something that is hidden is, holds or lies in the data of a cache.
+    fn has_data(&self, cache: &ToolCache, real: &Path) -> bool {
+        let is_hidden = |path: &Path| self.plain.binary_search(&path.as_os_str().as_bytes()).is_ok();
+        real.ancestors().any(is_hidden)
+            || self.within(real).any(|hidden| is_data(cache, real, hidden))
+            || self.others.iter().any(|hidden| real.starts_with(hidden) || is_data(cache, real, hidden))
+    }
+
+    /// Those that lie in `tree`.
+    fn within(&self, tree: &Path) -> impl Iterator<Item = &Path> {
+        let start = [tree.as_os_str().as_bytes(), b"/"].concat();
+        let first = self.plain.partition_point(|hidden| *hidden < &start[..]);
+        let rest = self.plain.get(first..).unwrap_or_default().iter();
+        rest.take_while(move |hidden| hidden.starts_with(&start)).map(|hidden| Path::new(OsStr::from_bytes(hidden)))
+    }
+}
+
+/// Whether a path is written as its parts are: nothing in it is left out by who reads it.
+fn is_plain(path: &Path) -> bool {
+    let mut parts = path.as_os_str().as_bytes().split(|byte| *byte == b'/');
+    parts.next() == Some(b"") && parts.all(|part| !matches!(part, b"" | b"." | b".."))
 }
 
 /// Whether `path` is, or lies in, what of the directory `real` is data.
@@ -100,24 +144,88 @@ fn is_data(cache: &ToolCache, real: &Path, path: &Path) -> bool {
 }
 
 /// Whether another filesystem lies in the data, which an overlay would not show. Of what is
-/// all data the first entries are looked at: deeper, nobody mounts anything.
-fn has_mounts(cache: &ToolCache, real: &Path, device: u64) -> bool {
-    let is_other = |path: PathBuf| path.symlink_metadata().is_ok_and(|found| found.dev() != device);
-    if !cache.data.is_empty() {
-        return cache.data.iter().any(|name| is_other(real.join(name)));
+/// all data the first directories are looked at: deeper, nobody mounts anything.
+fn has_mounts(cache: &ToolCache, found: &Found, within: &[OsString]) -> bool {
+    let is_other = |name: &OsStr| {
+        let stat = match &found.fd {
+            Some(fd) => statat(fd, name, AtFlags::SYMLINK_NOFOLLOW),
+            None => lstat(found.real.join(name)),
+        };
+        stat.is_ok_and(|stat| stat.st_dev != found.stat.st_dev)
+    };
+    if cache.data.is_empty() {
+        within.iter().any(|name| is_other(name))
+    } else {
+        cache.data.iter().any(|name| is_other(name.as_ref()))
     }
-    let entries = real.read_dir().into_iter().flatten().flatten();
-    entries.take(MAX_LOOKED_AT).any(|entry| is_other(entry.path()))
 }
 
 /// The directories beside the data; none at all where there are too many.
-fn other_directories(cache: &ToolCache, real: &Path) -> Option<Vec<PathBuf>> {
+fn other_directories(cache: &ToolCache, found: &Found) -> Option<Vec<PathBuf>> {
+    let within = found.directories(usize::MAX)?;
     let is_data = |name: &str| cache.data.iter().any(|data| data.trim_end_matches('/') == name);
-    let entries = real.read_dir().ok()?.flatten();
-    let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    let others = directories.filter(|entry| entry.file_name().to_str().is_none_or(|name| !is_data(name)));
-    let others: Vec<PathBuf> = others.map(|entry| entry.path()).take(MAX_SHOWN + 1).collect();
+    let others = within.into_iter().filter(|name| name.to_str().is_none_or(|name| !is_data(name)));
+    let others: Vec<PathBuf> = others.map(|name| found.real.join(name)).take(MAX_SHOWN + 1).collect();
     (others.len() <= MAX_SHOWN).then_some(others)
+}
+
+/// What the host has at the path of a cache.
+struct Found {
+    /// The path without links.
+    real: PathBuf,
+    /// Of what is at the path, a link as such.
+    stat: Stat,
+    /// The directory, where no link led to it.
+    fd: Option<OwnedFd>,
+}
+
+impl Found {
+    /// Absent where nothing is there. Most are no links and nothing else but directories,
+    /// which one call tells.
+    fn at(path: &Path) -> std::io::Result<Option<Self>> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        if is_plain(path) {
+            match openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+                Ok(fd) => return Ok(Some(Self { real: path.to_owned(), stat: fstat(&fd)?, fd: Some(fd) })),
+                Err(Errno::NOENT) => return Ok(None),
+                Err(_) => {}
+            }
+        }
+        match lstat(path) {
+            Err(_) => Ok(None),
+            Ok(stat) => Ok(Some(Self { real: path.canonicalize()?, stat, fd: None })),
+        }
+    }
+
+    /// Whether it is a directory of this user's.
+    fn is_own(&self) -> bool {
+        FileType::from_raw_mode(self.stat.st_mode).is_dir() && self.stat.st_uid == geteuid().as_raw()
+    }
+
+    /// The names of the directories among the first `most` entries.
+    fn directories(&self, most: usize) -> Option<Vec<OsString>> {
+        let Some(fd) = &self.fd else {
+            let entries = self.real.read_dir().ok()?.flatten().take(most);
+            let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            return Some(directories.map(|entry| entry.file_name()).collect());
+        };
+        let mut buffer = [MaybeUninit::uninit(); LISTED_BYTES];
+        let (mut listing, mut found, mut count) = (RawDir::new(fd, &mut buffer), Vec::new(), 0);
+        while count < most
+            && let Some(entry) = listing.next()
+        {
+            let entry = entry.ok()?;
+            let name = entry.file_name().to_bytes();
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
+            count += 1;
+            if entry.file_type().is_dir() {
+                found.push(OsStr::from_bytes(name).to_owned());
+            }
+        }
+        Some(found)
+    }
 }
 
 #[cfg(test)]
@@ -234,10 +342,24 @@ mod tests {
             ("rich/store/token", "tool: merged, 0 shown; rich: 1 read-only"),
             ("tool/token", "tool: private; rich: merged, 1 shown"),
             ("tool", "tool: private; rich: merged, 1 shown"),
+            ("", "tool: private; rich: 1 read-only"),
+            ("rich//store/./token", "tool: merged, 0 shown; rich: 1 read-only"),
+            ("tool/", "tool: private; rich: merged, 1 shown"),
+            ("tool-2/token", "tool: merged, 0 shown; rich: merged, 1 shown"),
         ] {
             let mut scene = Scene::new(Level::Full);
-            scene.plan.profile.filesystem.hide = vec![scene.at(hidden)];
+            let among = ["tool!", "tool.", "rich/bin", "rich/store-2"].map(|name| scene.at(name));
+            scene.plan.profile.filesystem.hide = among.into_iter().chain([scene.at(hidden)]).collect();
             scene.check(expected);
         }
+    }
+
+    #[test]
+    fn what_a_link_leads_to_is_not_merged_by_its_name() {
+        let scene = Scene::new(Level::Full);
+        let tool = scene.at("tool");
+        fs::rename(tool.as_path(), scene.at("elsewhere").as_path()).unwrap();
+        std::os::unix::fs::symlink("elsewhere", tool.as_path()).unwrap();
+        scene.check("tool: private; rich: merged, 1 shown");
     }
 }

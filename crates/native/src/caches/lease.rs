@@ -15,6 +15,7 @@ use stockade_files::object::make_where_missing;
 use stockade_files::removal::{LEAVING, remove_tree};
 use stockade_model::{Digest, LayerReport, LayerState, Level, Plan, RawText, ToolCache};
 use stockade_sys::{Errno, actor};
+use tracing::debug_span;
 
 use super::choice::{MergedPlace, Way, choose};
 use super::seal::{make_home, names_in, seal, unseal};
@@ -116,7 +117,7 @@ impl Lease {
     }
 
     fn fill(&mut self, plan: &Plan, place: &Path) -> Result<(), Errno> {
-        let mut ways = choose(plan, true);
+        let mut ways = debug_span!("look at caches").in_scope(|| choose(plan, true));
         if ways.iter().all(|(_, way)| matches!(way, Way::ReadOnly(_))) {
             ways.into_iter().for_each(|(cache, way)| self.keep_read_only(cache, way));
             return Ok(());

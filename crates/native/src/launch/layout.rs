@@ -291,8 +291,13 @@ pub(super) fn provided_at(path: &Path) -> Result<PathBuf, LaunchError> {
 /// Keeps what changes something, and says where each thing goes.
 pub(super) fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Attachment>, LaunchError> {
     let mut kept: Vec<(PathBuf, Attachment)> = Vec::new();
+    // Those around the last one kept, in `kept`: what lies in a path comes right after it.
+    let mut outer: Vec<usize> = Vec::new();
     for (path, nature) in natures {
-        let around = kept.iter().rev().find(|(outer, _)| path.starts_with(outer));
+        while outer.last().and_then(|index| kept.get(*index)).is_some_and(|(outer, _)| !path.starts_with(outer)) {
+            outer.pop();
+        }
+        let around = outer.last().and_then(|index| kept.get(*index));
         let around_nature = around.map_or(&Nature::Readable, |(_, a)| &a.nature);
         if is_redundant(&nature, around_nature) {
             continue;
@@ -329,6 +334,7 @@ pub(super) fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Atta
             placeholder: c_string(OsStr::new(&format!("h{}", kept.len())))?,
             floor_allows: true,
         };
+        outer.push(kept.len());
         kept.push((path, attachment));
     }
     let writable: Vec<PathBuf> = kept.iter().filter(|(_, a)| is_written(&a.nature)).map(|(p, _)| p.clone()).collect();
