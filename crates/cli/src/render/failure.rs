@@ -20,8 +20,10 @@ pub fn usage(rendered: &str, path: &str) -> Failure {
             let path: Vec<_> =
                 usage.split(' ').take_while(|word| word.bytes().all(|b| b.is_ascii_lowercase())).collect();
             let path = path.join(" ");
-            let takes_command =
-                usage.contains(" -- CMD") && what.iter().any(|text| text.contains("unexpected argument"));
+            let takes_command = usage.contains(" -- CMD")
+                && what
+                    .iter()
+                    .any(|text| text.contains("unexpected argument '") && !text.contains("unexpected argument '-"));
             hint.get_or_insert_with(|| match takes_command {
                 true => format!("the command goes after `--`: {path} -- CMD"),
                 false => format!("see {path} --help"),
@@ -92,6 +94,7 @@ mod tests {
         for line in [
             &["run", "ls", "-l"][..],
             &["run", "--profil", "x", "--", "ls"],
+            &["run", "--zzz", "--", "ls"],
             &["run", "--level", "none", "--", "ls"],
             &["run", "--timeout", "\u{202e}", "--", "ls"],
             &["run", "-c", "x", "--", "ls"],
@@ -111,6 +114,8 @@ mod tests {
         hint: the command goes after `--`: stockade run -- CMD
         error: unexpected argument '--profil' found
         hint: a similar argument exists: '--profile'
+        error: unexpected argument '--zzz' found
+        hint: see stockade run --help
         error: invalid value 'none' for '--level <L>'
                [possible values: full, restricted]
         hint: see stockade run --help

@@ -146,10 +146,16 @@ fn is_made_up(part: &str) -> bool {
     bytes.len() >= 6 && (is_hex && changes > 0 || changes >= 3 || has_no_words || has_all_kinds)
 }
 
-/// Whether a grant for a directory would be for much more than what was refused.
+/// Where Stockade has files of its own in a home, unless variables lead elsewhere: no
+/// grant reaches them.
+const OWN: [&str; 2] = [".local/state/stockade", ".config/stockade"];
+
+/// Whether a grant for a directory would be for much more than what was refused, or refused
+/// itself.
 fn is_too_wide(directory: &Path, around: Surroundings<'_>) -> bool {
     directory.components().count() < 3
         || around.home.starts_with(directory)
+        || OWN.iter().any(|own| around.home.join(own).starts_with(directory))
         || advice_instead_of_grant(&Grant::Write(directory.to_owned()), around.home).is_some()
 }
 
@@ -323,6 +329,13 @@ mod tests {
         );
         // Never a home, nor the root of everything.
         let three = ["write /home/u/a", "write /home/u/b", "write /home/u/c"];
+        check(
+            ws,
+            &three.map(|grant| (Create, grant)),
+            &three.map(|grant| format!("1 x {grant}")).each_ref().map(String::as_str),
+        );
+        // Nor what holds files of Stockade's own: that grant is refused.
+        let three = ["write /home/u/.local/a", "write /home/u/.local/b", "write /home/u/.local/c"];
         check(
             ws,
             &three.map(|grant| (Create, grant)),

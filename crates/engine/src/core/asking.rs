@@ -298,7 +298,7 @@ impl Core {
             Answer::TimedOut => ("timed-out", None),
         };
         self.approvals.push(Approval {
-            question: question_text(&question.kind),
+            question: format!("may it {}?", asked_for(&question.kind)),
             answer: answer.to_owned(),
             scope,
             by: given.by.clone(),
@@ -434,36 +434,38 @@ fn grants_of(kind: &QuestionKind) -> &[Grant] {
     }
 }
 
-fn question_text(kind: &QuestionKind) -> String {
+/// What a question is about, after "it may" or "it may not".
+fn asked_for(kind: &QuestionKind) -> String {
     match kind {
-        QuestionKind::Run { .. } => "may it run?".to_owned(),
-        QuestionKind::Grants { grants } => format!("may it have {}?", list(grants)),
-        QuestionKind::Escalate { grants, .. } => format!("may it have {} and run again?", list(grants)),
-        QuestionKind::Hold { grants, .. } => format!("may it have {} now?", list(grants)),
-        QuestionKind::Unsandboxed => "may it run without a sandbox?".to_owned(),
+        QuestionKind::Run { .. } => "run".to_owned(),
+        QuestionKind::Grants { grants } => format!("have {}", list(grants)),
+        QuestionKind::Escalate { grants, .. } => format!("have {} and run again", list(grants)),
+        QuestionKind::Hold { grants, .. } => format!("have {} now", list(grants)),
+        QuestionKind::Unsandboxed => "run without a sandbox".to_owned(),
     }
 }
 
 /// `is_effect`: the text shows what no rule and no grant agrees to.
 fn refusal_text(kind: &QuestionKind, given: &Given, is_effect: bool) -> String {
-    let what = question_text(kind);
+    let what = asked_for(kind);
     let or = if is_effect { "; no rule and no grant agrees to it" } else { ", or allow it with a rule" };
     match (given.answer, given.by.as_str()) {
         (Answer::TimedOut, "nobody") => {
             let by_hand = match kind {
-                QuestionKind::Grants { .. } => "a person gives it with `--grant` in the place of `--request`",
+                QuestionKind::Grants { .. } => "run it where somebody can be asked, or `stockade run` with `--grant`",
                 _ => "run it where somebody can be asked",
             };
-            format!("{what} Nobody answered\nhint: {by_hand}{or}")
+            format!("nobody answered whether it may {what}\nhint: {by_hand}{or}")
         }
-        (Answer::TimedOut, by) => format!("{what} No answer in time from {by}"),
+        (Answer::TimedOut, by) => format!("no answer in time from {by} whether it may {what}"),
         (_, by @ ("mode never" | "mode granular")) => {
-            format!("{what} Nobody may be asked in {by}\nhint: choose another approval mode{or}")
+            format!("nobody may be asked in {by} whether it may {what}\nhint: choose another approval mode{or}")
         }
         (_, "cache") => format!(
-            "{what} A remembered answer says no\nhint: `stockade approvals list` shows it, `approvals revoke` takes it back"
+            "a remembered answer says that it may not {what}\n\
+             hint: `stockade approvals list` shows it, `approvals revoke` takes it back"
         ),
-        (_, by) => format!("{what} {by} said no"),
+        (_, by) => format!("{by} said no: it may not {what}"),
     }
 }
 
