@@ -307,18 +307,21 @@ fn environment(settings: &Settings) -> Vec<String> {
     effective_environment(&resolved(settings, "workspace"), &caller).into_keys().collect()
 }
 
+/// What a shipped profile sets for npm.
+const NOTIFIER: &str = "npm_config_update_notifier";
+
 #[test]
 fn variables_pass_by_name_only() {
-    assert_eq!(environment(&merge(&[]).unwrap()), ["LC_ALL", "PATH", "TMPDIR"]);
+    assert_eq!(environment(&merge(&[]).unwrap()), ["LC_ALL", "PATH", "TMPDIR", NOTIFIER]);
     let user = "[profiles.workspace.env]\npass = [\"*\"]";
     let settings = merge(&[(Layer::User, user)]).unwrap();
-    assert_eq!(environment(&settings), ["LC_ALL", "MY_FLAVOUR", "PATH", "TMPDIR"]);
+    assert_eq!(environment(&settings), ["LC_ALL", "MY_FLAVOUR", "PATH", "TMPDIR", NOTIFIER]);
     let user = "[profiles.workspace.env]\npass = [\"GITHUB_TOKEN\", \"MY_*\"]\nset.TMPDIR = \"/x\"";
     let settings = merge(&[(Layer::User, user)]).unwrap();
-    assert_eq!(environment(&settings), ["GITHUB_TOKEN", "LC_ALL", "MY_FLAVOUR", "PATH", "TMPDIR"]);
+    assert_eq!(environment(&settings), ["GITHUB_TOKEN", "LC_ALL", "MY_FLAVOUR", "PATH", "TMPDIR", NOTIFIER]);
     let project = "[profiles.workspace.env]\ndrop = [\"*TOKEN\", \"TMPDIR\"]";
     let settings = merge(&[(Layer::User, user), (Layer::Project, project)]).unwrap();
-    assert_eq!(environment(&settings), ["LC_ALL", "MY_FLAVOUR", "PATH"]);
+    assert_eq!(environment(&settings), ["LC_ALL", "MY_FLAVOUR", "PATH", NOTIFIER]);
 }
 
 /// Lines a project might write, tightening and widening alike.

@@ -81,7 +81,7 @@ fn a_granted_variable_passes_alone() {
     let caller = ["GITHUB_TOKEN", "GITLAB_TOKEN", "BASH_ENV"].map(|name| (name.to_owned(), RawText::from("v"))).into();
     let profile = resolve("workspace", "/home/u/work", &["env GITHUB_TOKEN"]).unwrap();
     let names: Vec<String> = effective_environment(&profile, &caller).into_keys().collect();
-    assert_eq!(names, ["GITHUB_TOKEN", "TMPDIR"]);
+    assert_eq!(names, ["GITHUB_TOKEN", "TMPDIR", "npm_config_update_notifier"]);
 }
 
 #[test]
