@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use stockade_testkit::{Account, Command, Ended, Output, User};
@@ -35,7 +35,7 @@ fn tree(top: &Path) -> BTreeMap<String, (u32, Vec<u8>)> {
 }
 
 /// The host's caches: one of each kind, with something in it, and what lies beside.
-fn furnish(world: &World) {
+pub fn furnish(world: &World) {
     for directory in [
         "home/.cargo",
         "home/.cargo/bin",
@@ -64,12 +64,12 @@ fn furnish(world: &World) {
     }
 }
 
-fn caches(world: &World) -> Vec<BTreeMap<String, (u32, Vec<u8>)>> {
+pub fn caches(world: &World) -> Vec<BTreeMap<String, (u32, Vec<u8>)>> {
     [".cargo", ".npm", ".cache", "go", ".ssh"].map(|name| tree(&world.home().join(name))).into()
 }
 
 /// `stockade cache` with this world's state.
-fn cache(world: &World, arguments: &[&str]) -> Output {
+pub fn cache(world: &World, arguments: &[&str]) -> Output {
     let binary = binary();
     let argv: Vec<&str> = [binary.as_str(), "cache"].into_iter().chain(arguments.iter().copied()).collect();
     world.run(&world.bare(&argv))
@@ -82,7 +82,7 @@ fn passes_unasked(world: &World, level: &str, script: &str) -> Value {
 }
 
 /// A run of a script in a file of the workspace: no rule speaks of its text.
-fn scripted(world: &World, options: &[&str], script: &str) -> Command {
+pub fn scripted(world: &World, options: &[&str], script: &str) -> Command {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let name = format!("script{}.sh", NUMBER.fetch_add(1, Ordering::Relaxed));
     let path = world.file(&format!("ws/{name}"), script).display().to_string();
@@ -317,32 +317,6 @@ fn a_variable_of_the_caller_is_kept() {
         assert_eq!(world.run(&command).ended, Ended::Code(0), "the host's directory became a layer");
         let moved = world.stockade(&[], &["printenv", "SSL_CERT_FILE"]).env("SSL_CERT_FILE", "/etc/ssl/own.pem");
         assert_eq!(world.run(&moved).stdout.trim(), "/etc/ssl/own.pem");
-    });
-}
-
-#[test]
-fn runs_at_the_same_time_all_have_layers() {
-    each_user(|world| {
-        furnish(world);
-        let host = caches(world);
-        let seconds = std::env::var("STOCKADE_SHARED_SECONDS").ok().and_then(|text| text.parse().ok());
-        let until = Instant::now() + Duration::from_secs(seconds.unwrap_or(20));
-        std::thread::scope(|scope| {
-            for number in 0..16 {
-                scope.spawn(move || {
-                    while Instant::now() < until {
-                        let script = format!(
-                            "test \"$(cat ~/.npm/_cacache/seen)\" = host || exit 3; echo {number} > ~/.npm/own || exit 4; \
-                             echo a > ~/.cargo/.package-cache || exit 5; echo b > ~/.cargo/registry/own || exit 6; \
-                             echo {number} > \"$UV_CACHE_DIR/n{number}\" || exit 7; sleep 0.05; \
-                             test \"$(cat ~/.npm/own)\" = {number} || exit 8"
-                        );
-                        world.passes(&["--level", "full"], &["sh", "-c", &script]);
-                    }
-                });
-            }
-        });
-        assert_eq!(caches(world), host);
     });
 }
 

@@ -19,6 +19,7 @@ mod engines;
 mod fleet;
 mod hints;
 mod hold;
+mod holder;
 mod kept;
 mod library;
 mod life;

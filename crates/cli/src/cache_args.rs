@@ -30,4 +30,10 @@ pub enum CacheCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Hold the layers of a workspace for its runs. A run starts it.
+    #[command(hide = true)]
+    Hold {
+        /// The directory of the workspace's caches.
+        directory: PathBuf,
+    },
 }

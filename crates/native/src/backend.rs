@@ -15,7 +15,7 @@ use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
 use crate::broker::{Broker, BrokerBegun, BrokerError, BrokerEvent, BrokerTraits};
-use crate::caches::{Lease, Renewal};
+use crate::caches::{HolderProgram, Lease, Renewal};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{Keeper, Kept, Told};
 use crate::launch::{
@@ -35,6 +35,7 @@ pub struct NativeBackend {
     nursery: Mutex<Option<Nursery>>,
     stages: Option<PathBuf>,
     caches: Option<PathBuf>,
+    holder: Option<HolderProgram>,
     undo: Option<PathBuf>,
     resolver: Option<Arc<dyn Resolve>>,
     within: Vec<PathBuf>,
@@ -68,6 +69,13 @@ impl NativeBackend {
     #[must_use]
     pub fn caching(self, caches: PathBuf) -> Self {
         Self { caches: Some(caches), ..self }
+    }
+
+    /// One whose runs of a workspace share those of them that are layers, which a process of
+    /// this program holds. Without, each run mounts its own.
+    #[must_use]
+    pub fn holding(self, holder: HolderProgram) -> Self {
+        Self { holder: Some(holder), ..self }
     }
 
     /// One that keeps what runs change in their workspaces in this directory, which is made
@@ -198,12 +206,15 @@ impl Backend for NativeBackend {
         let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
         let renewal = Renewal::of(plan, self.caches.as_deref());
-        let lease = Lease::of(plan, self.caches.as_deref());
+        let mut lease = Lease::of(plan, self.caches.as_deref(), self.holder.as_ref());
         let (undoing, recorder) = Undoing::of(plan, self.undo.as_deref())?.unzip();
         let signing = Signing::of(plan, self.signing.as_ref())?;
         let mut outfit = self.outfit(plan, (*io, hold), &edge, (staging.as_ref(), lease.as_ref()));
         signing.equip(plan, &mut outfit);
         let mut launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
+        if let Some(layers) = lease.as_mut().and_then(Lease::receive) {
+            launching.lend(&layers).map_err(unlaunched)?;
+        }
         // The init builds; the limits and the two threads get ready meanwhile.
         let guard = Guard::prepare(plan, launching.init_pid()).map_err(unlimited)?;
         launching.enter(&guard.entrances().map_err(unlimited)?).map_err(unlaunched)?;

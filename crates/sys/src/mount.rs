@@ -8,8 +8,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::CWD;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
+    FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+    fsconfig_create, fsconfig_reconfigure, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, fspick, move_mount,
+    open_tree, unmount,
 };
 
 use crate::Errno;
@@ -139,6 +140,27 @@ fn set_attributes_at(
         )
     }
     .map(drop)
+}
+
+/// Makes the filesystem of `mount` forget the names that it has looked up and nobody uses: an
+/// overlay looks at the directories beneath it again. Whatever else it is told stays as it is.
+/// (A reconfiguration begins with that, fs/super.c.)
+///
+/// # Errors
+/// EPERM where this process may not administer it.
+pub fn forget_names(mount: BorrowedFd<'_>) -> Result<(), Errno> {
+    let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH;
+    let context = fspick(mount, c"", flags)?;
+    fsconfig_reconfigure(context.as_fd())
+}
+
+/// Detaches what is mounted at `name` in `directory`: it goes when nobody uses it any more.
+///
+/// # Errors
+/// Those of umount2(2).
+pub fn detach_at(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+    let path = [format!("/proc/self/fd/{}/", directory.as_raw_fd()).as_bytes(), name.to_bytes()].concat();
+    unmount(path.as_slice(), UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
 }
 
 /// Makes the current directory the root and lets the old root go, with all

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use stockade_native::caches::{CacheStore, Cleared, WorkspaceCaches};
+use stockade_native::caches::{CacheStore, Cleared, HolderProgram, WorkspaceCaches, hold_layers};
 
 use super::{Ended, print, print_each, remark, variable};
 use crate::cache_args::CacheCommand;
@@ -25,9 +25,15 @@ const LIMIT_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 /// # Errors
 /// When the caches cannot be looked at or removed.
 pub fn cache(typed: CacheCommand) -> Ended {
+    // It has nothing of whoever started it, and no state is its.
+    if let CacheCommand::Hold { directory } = typed {
+        hold_layers(&directory).map_err(|error| Failure::new(error.to_string()))?;
+        return Ok(exit::SUCCESS);
+    }
     let state = State::open(&places::state_path(&variable)?)?;
     let store = CacheStore::open(&state.caches())?;
     match typed {
+        CacheCommand::Hold { .. } => Ok(exit::SUCCESS),
         CacheCommand::List { json } => list(store.as_ref(), json),
         CacheCommand::Clear { over: Some(limit_bytes), json, .. } => clear_over(store.as_ref(), limit_bytes, json),
         CacheCommand::Clear { workspace, all, json, .. } => {
@@ -35,6 +41,12 @@ pub fn cache(typed: CacheCommand) -> Ended {
             clear(store.as_ref(), wanted.as_deref(), json)
         }
     }
+}
+
+/// What holds the layers of a workspace: this program, even where its file was replaced.
+pub fn holder() -> HolderProgram {
+    let arguments = ["cache", "hold"].map(Into::into).into();
+    HolderProgram { program: super::OWN_PROGRAM.into(), arguments }
 }
 
 /// Keeps all caches within their limit, at most once a day. A run that is over waits for

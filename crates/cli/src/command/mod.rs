@@ -32,6 +32,9 @@ use crate::{exit, render};
 /// A subcommand's result: an exit code, or why it could not do its part.
 pub type Ended = Result<u8, Failure>;
 
+/// This program, even where its file was replaced.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+
 /// A variable of the caller's environment.
 pub fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name)

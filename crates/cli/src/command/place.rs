@@ -105,7 +105,8 @@ impl Place {
     pub fn backend(self, state: &State, person: SigningPerson) -> Arc<dyn Backend> {
         match self {
             Self::Own(nursery) => {
-                let backend = NativeBackend::with(nursery).staging(state.stages()).caching(state.caches());
+                let backend = NativeBackend::with(nursery).staging(state.stages());
+                let backend = backend.caching(state.caches()).holding(super::cache::holder());
                 Arc::new(backend.undoing(state.undo()).signing(person))
             }
             Self::Lasting(inside) => inside.backend,

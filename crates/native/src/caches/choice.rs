@@ -37,10 +37,14 @@ pub(super) enum Way {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MergedPlace {
     pub directory: PathBuf,
+    /// Its device and inode.
+    pub identity: (u64, u64),
     /// The permission bits of that directory.
     pub mode: u32,
     /// Directories in it that are no data, and shown as the host has them.
     pub shown: Vec<PathBuf>,
+    /// What is hidden in it, whether the host has it or not.
+    pub hidden: Vec<PathBuf>,
 }
 
 /// The way of each cache that is a layer. `overlays` tells whether there can be any.
@@ -59,18 +63,18 @@ fn way(plan: &Plan, cache: &ToolCache, overlays: Option<&Hidden<'_>>) -> Option<
     if real.is_some_and(|real| is_of_the_plan(plan, cache, real)) {
         return None;
     }
-    if let (Some(found), Some(hidden)) = (&found, overlays)
-        && found.is_own()
+    if let (Some(Found { real, own: Some(own) }), Some(hidden)) = (&found, overlays)
         && plan.level == Level::Full
         && cache.sharing == CacheSharing::Merged
-        && !hidden.has_data(cache, &found.real)
+        && !hidden.has_data(cache, real)
     {
         let is_whole = cache.data.is_empty();
-        let within = if is_whole { found.directories(MAX_LOOKED_AT).unwrap_or_default() } else { Vec::new() };
-        if !has_mounts(cache, found, &within) {
-            let shown = if is_whole { Vec::new() } else { other_directories(cache, found)? };
-            let mode = found.stat.st_mode & 0o777 | 0o700;
-            return Some(Way::Merged(MergedPlace { directory: found.real.clone(), mode, shown }));
+        let within = if is_whole { own.directories(MAX_LOOKED_AT).unwrap_or_default() } else { Vec::new() };
+        if !has_mounts(cache, own, &within) {
+            let shown = if is_whole { Vec::new() } else { other_directories(cache, (real, own))? };
+            let (identity, mode) = ((own.stat.st_dev, own.stat.st_ino), own.stat.st_mode & 0o777 | 0o700);
+            let hidden = hidden.within_cache(cache, real);
+            return Some(Way::Merged(MergedPlace { directory: real.clone(), identity, mode, shown, hidden }));
         }
     }
     // Where settings lie beside the data, moving it would lose them.
@@ -122,6 +126,17 @@ impl<'p> Hidden<'p> {
             || self.others.iter().any(|hidden| real.starts_with(hidden) || is_data(cache, real, hidden))
     }
 
+    /// Those that lie in a cache, which the plan may name by a link.
+    fn within_cache(&self, cache: &ToolCache, real: &Path) -> Vec<PathBuf> {
+        let of = |tree: &Path| {
+            let others = self.others.iter().copied().filter(|hidden| hidden.starts_with(tree));
+            let within = self.within(tree).chain(others).filter_map(|hidden| hidden.strip_prefix(tree).ok());
+            within.map(|within| real.join(within)).collect::<Vec<_>>()
+        };
+        let named = cache.directory.as_path();
+        if named == real { of(real) } else { [of(real), of(named)].concat() }
+    }
+
     /// Those that lie in `tree`.
     fn within(&self, tree: &Path) -> impl Iterator<Item = &Path> {
         let start = [tree.as_os_str().as_bytes(), b"/"].concat();
@@ -145,13 +160,9 @@ fn is_data(cache: &ToolCache, real: &Path, path: &Path) -> bool {
 
 /// Whether another filesystem lies in the data, which an overlay would not show. Of what is
 /// all data the first directories are looked at: deeper, nobody mounts anything.
-fn has_mounts(cache: &ToolCache, found: &Found, within: &[OsString]) -> bool {
+fn has_mounts(cache: &ToolCache, own: &OwnDirectory, within: &[OsString]) -> bool {
     let is_other = |name: &OsStr| {
-        let stat = match &found.fd {
-            Some(fd) => statat(fd, name, AtFlags::SYMLINK_NOFOLLOW),
-            None => lstat(found.real.join(name)),
-        };
-        stat.is_ok_and(|stat| stat.st_dev != found.stat.st_dev)
+        statat(&own.fd, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| stat.st_dev != own.stat.st_dev)
     };
     if cache.data.is_empty() {
         within.iter().any(|name| is_other(name))
@@ -161,11 +172,11 @@ fn has_mounts(cache: &ToolCache, found: &Found, within: &[OsString]) -> bool {
 }
 
 /// The directories beside the data; none at all where there are too many.
-fn other_directories(cache: &ToolCache, found: &Found) -> Option<Vec<PathBuf>> {
-    let within = found.directories(usize::MAX)?;
+fn other_directories(cache: &ToolCache, (real, own): (&Path, &OwnDirectory)) -> Option<Vec<PathBuf>> {
+    let within = own.directories(usize::MAX)?;
     let is_data = |name: &str| cache.data.iter().any(|data| data.trim_end_matches('/') == name);
     let others = within.into_iter().filter(|name| name.to_str().is_none_or(|name| !is_data(name)));
-    let others: Vec<PathBuf> = others.map(|name| found.real.join(name)).take(MAX_SHOWN + 1).collect();
+    let others: Vec<PathBuf> = others.map(|name| real.join(name)).take(MAX_SHOWN + 1).collect();
     (others.len() <= MAX_SHOWN).then_some(others)
 }
 
@@ -173,44 +184,50 @@ fn other_directories(cache: &ToolCache, found: &Found) -> Option<Vec<PathBuf>> {
 struct Found {
     /// The path without links.
     real: PathBuf,
-    /// Of what is at the path, a link as such.
+    /// Where it is a directory of this user's, and no link to one.
+    own: Option<OwnDirectory>,
+}
+
+/// A directory of this user's.
+struct OwnDirectory {
+    fd: OwnedFd,
     stat: Stat,
-    /// The directory, where no link led to it.
-    fd: Option<OwnedFd>,
 }
 
 impl Found {
     /// Absent where nothing is there. Most are no links and nothing else but directories,
     /// which one call tells.
     fn at(path: &Path) -> std::io::Result<Option<Self>> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = |path: &Path| {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+        };
         if is_plain(path) {
-            match openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
-                Ok(fd) => return Ok(Some(Self { real: path.to_owned(), stat: fstat(&fd)?, fd: Some(fd) })),
+            match open(path) {
+                Ok(fd) => return Ok(Some(Self { real: path.to_owned(), own: OwnDirectory::of(fd)? })),
                 Err(Errno::NOENT) => return Ok(None),
                 Err(_) => {}
             }
         }
-        match lstat(path) {
-            Err(_) => Ok(None),
-            Ok(stat) => Ok(Some(Self { real: path.canonicalize()?, stat, fd: None })),
-        }
+        let Ok(stat) = lstat(path) else { return Ok(None) };
+        let real = path.canonicalize()?;
+        let is_link = FileType::from_raw_mode(stat.st_mode).is_symlink();
+        let fd = if is_link { None } else { open(&real).ok() };
+        let own = fd.map(OwnDirectory::of).transpose()?.flatten();
+        Ok(Some(Self { real, own }))
     }
+}
 
-    /// Whether it is a directory of this user's.
-    fn is_own(&self) -> bool {
-        FileType::from_raw_mode(self.stat.st_mode).is_dir() && self.stat.st_uid == geteuid().as_raw()
+impl OwnDirectory {
+    fn of(fd: OwnedFd) -> std::io::Result<Option<Self>> {
+        let stat = fstat(&fd)?;
+        Ok((stat.st_uid == geteuid().as_raw()).then_some(Self { fd, stat }))
     }
 
     /// The names of the directories among the first `most` entries.
     fn directories(&self, most: usize) -> Option<Vec<OsString>> {
-        let Some(fd) = &self.fd else {
-            let entries = self.real.read_dir().ok()?.flatten().take(most);
-            let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-            return Some(directories.map(|entry| entry.file_name()).collect());
-        };
         let mut buffer = [MaybeUninit::uninit(); LISTED_BYTES];
-        let (mut listing, mut found, mut count) = (RawDir::new(fd, &mut buffer), Vec::new(), 0);
+        let (mut listing, mut found, mut count) = (RawDir::new(&self.fd, &mut buffer), Vec::new(), 0);
         while count < most
             && let Some(entry) = listing.next()
         {

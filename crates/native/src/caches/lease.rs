@@ -7,34 +7,27 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fchmod, flock, fstat, fstatfs, openat,
-    renameat, statat, unlinkat, utimensat,
+    AtFlags, CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, flock, fstat, openat, utimensat,
 };
 use stockade_engine::workspace_identity;
 use stockade_files::object::make_where_missing;
-use stockade_files::removal::{LEAVING, remove_tree};
 use stockade_model::{Digest, LayerReport, LayerState, Level, Plan, RawText, ToolCache};
-use stockade_sys::{Errno, actor};
+use stockade_sys::Errno;
 use tracing::debug_span;
 
+use super::borrow::{HolderProgram, Loan};
 use super::choice::{MergedPlace, Way, choose};
-use super::seal::{make_home, names_in, seal, unseal};
-use super::{LOCK, MERGED, PLAIN, WORKSPACE, open_directory, open_lock};
-use crate::launch::{MAX_MERGED, MergedDirectory, Overlay};
-
-/// Runs of one workspace at the same time that have overlays. Further ones have private
-/// directories.
-const MAX_SETS: u32 = 64;
+use super::holder::Wanted;
+use super::seal::{make_home, seal, unseal};
+use super::set::{Set, is_ready, own_directory};
+use super::{MERGED, PLAIN, WORKSPACE, open_directory, open_lock};
+use crate::launch::{Layer, MAX_MERGED, MergedDirectory, Overlay};
 
 /// How long a start waits for whoever has a workspace's directory alone, and between two
 /// looks. Names are changed in that time, nothing more: a loaded machine, or a disk that
 /// stands still for seconds, makes it long. Without, tools could write to no cache.
 const ALONE_WAIT: Duration = Duration::from_secs(15);
 const ALONE_LOOK_EVERY: Duration = Duration::from_millis(2);
-
-/// Filesystems that an overlay may write to (statfs(2)): those on which it was seen to
-/// work.
-const UPPER_FILESYSTEMS: [i64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994];
 
 /// The layers of one run.
 #[derive(Debug, Default)]
@@ -48,13 +41,21 @@ pub(crate) struct Lease {
     tools: Tools,
     /// The directory of the workspace, and its lock. Absent where nothing of it is used.
     home: Option<(OwnedFd, OwnedFd)>,
-    /// Of the set of overlays, held as long as they are used.
-    set: Option<OwnedFd>,
-    /// The directories of the overlays.
-    layers_held: Vec<OwnedFd>,
-    /// Whether something in it waits to be removed.
-    has_leaving: bool,
+    /// What the overlays are of, held as long as they are used.
+    overlays: Overlays,
     is_sealed: bool,
+}
+
+/// Where overlays come from.
+#[derive(Debug, Default)]
+enum Overlays {
+    /// There are none.
+    #[default]
+    Absent,
+    /// The holder of the workspace.
+    Borrowed(Loan),
+    /// A set of the run's own.
+    Own(Set),
 }
 
 /// Names of tools, for the report.
@@ -67,32 +68,22 @@ struct Tools {
 }
 
 impl Drop for Lease {
-    /// What may wait for the disk. What cannot be done is done by the next start.
     fn drop(&mut self) {
         self.seal();
-        for tool in &self.layers_held {
-            let _ = ready_work(tool.as_fd());
-        }
         let Some((home, _)) = &self.home else { return };
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let times = Timestamps { last_access: now, last_modification: now };
         let _ = utimensat(home, WORKSPACE, &times, AtFlags::SYMLINK_NOFOLLOW);
-        if self.has_leaving {
-            let leaving = names_in(home.as_fd()).unwrap_or_default().into_iter();
-            for name in leaving.filter(|name| name.starts_with(LEAVING.as_bytes())) {
-                let _ = remove_tree(home.as_fd(), &name);
-            }
-        }
     }
 }
 
 impl Lease {
     /// Makes the layers of `plan` ready, in `place`. Where they cannot be had the run
     /// goes without: a tool then asks for what it writes.
-    pub fn of(plan: &Plan, place: Option<&Path>) -> Option<Self> {
+    pub fn of(plan: &Plan, place: Option<&Path>, holder: Option<&HolderProgram>) -> Option<Self> {
         let place = place.filter(|_| plan.level != Level::None && !plan.profile.filesystem.caches.is_empty())?;
         let mut lease = Self::default();
-        if let Err(errno) = lease.fill(plan, place) {
+        if let Err(errno) = lease.fill(plan, place, holder) {
             let failed = Some(format!("the directory of the workspace's caches: {errno}"));
             let mut none = Self::default();
             none.tools.failed = failed;
@@ -100,6 +91,15 @@ impl Lease {
         }
         lease.environment.retain(|name, _| !plan.environment.contains_key(name));
         Some(lease)
+    }
+
+    /// Waits for the layers that were asked for, by the number of their directory; none where
+    /// nothing is lent. What is absent is read-only.
+    pub fn receive(&mut self) -> Option<Vec<(u8, OwnedFd)>> {
+        let Overlays::Borrowed(loan) = &mut self.overlays else { return None };
+        let mut trees = loan.receive().unwrap_or_default();
+        let numbered = (0..).zip(&self.tools.merged);
+        Some(numbered.filter_map(|(number, tool)| Some((number, trees.remove(tool)?))).collect())
     }
 
     /// Lets go of the names that the run knows: once its processes have ended, and before
@@ -116,7 +116,7 @@ impl Lease {
         }
     }
 
-    fn fill(&mut self, plan: &Plan, place: &Path) -> Result<(), Errno> {
+    fn fill(&mut self, plan: &Plan, place: &Path, holder: Option<&HolderProgram>) -> Result<(), Errno> {
         let mut ways = debug_span!("look at caches").in_scope(|| choose(plan, true));
         if ways.iter().all(|(_, way)| matches!(way, Way::ReadOnly(_))) {
             ways.into_iter().for_each(|(cache, way)| self.keep_read_only(cache, way));
@@ -129,20 +129,19 @@ impl Lease {
         let home = rustix::io::fcntl_dupfd_cloexec(home, 3)?;
         unseal(home.as_fd())?;
         note_workspace(home.as_fd(), plan.workspace.as_bytes())?;
-        let merges = ways.iter().any(|(_, way)| matches!(way, Way::Merged(_)));
-        let set = if merges { self.take_set(home.as_fd())? } else { None };
-        if merges && set.is_none() {
-            ways = choose(plan, false);
+        let wanted: Vec<Wanted> = ways.iter().filter_map(|(cache, way)| wanted(cache, way)).take(MAX_MERGED).collect();
+        if !wanted.is_empty() {
+            self.overlays =
+                debug_span!("ask for layers").in_scope(|| overlays(home.as_fd(), &path, holder, &wanted))?;
+            if matches!(self.overlays, Overlays::Absent) {
+                ways = choose(plan, false);
+            }
         }
         for (cache, way) in ways {
-            match (way, &set) {
-                (Way::Merged(found), Some((number, directory))) => {
-                    let at = path.join(MERGED).join(number.to_string()).join(&cache.tool);
-                    self.merge(cache, found, (directory.as_fd(), &at))?;
-                }
-                (Way::Merged(_), None) => {}
-                (Way::Private, _) => self.lead_to_private(cache, home.as_fd(), &path)?,
-                (way @ Way::ReadOnly(_), _) => self.keep_read_only(cache, way),
+            match way {
+                Way::Merged(found) => self.merge(cache, found, &path)?,
+                Way::Private => self.lead_to_private(cache, home.as_fd(), &path)?,
+                Way::ReadOnly(_) => self.keep_read_only(cache, way),
             }
         }
         Ok(())
@@ -154,62 +153,31 @@ impl Lease {
         self.read_only.extend(files);
     }
 
-    /// The lowest set that nobody uses, where an overlay can be there, emptied if the
-    /// machine was started anew since: an overlay is not flushed, so what it holds may be
-    /// torn then.
-    fn take_set(&mut self, home: BorrowedFd<'_>) -> Result<Option<(u32, OwnedFd)>, Errno> {
-        let sets = own_directory(home, MERGED, 0o700)?;
-        if !UPPER_FILESYSTEMS.contains(&fstatfs(&sets)?.f_type) {
-            return Ok(None);
-        }
-        for number in 0..MAX_SETS {
-            let set = own_directory(sets.as_fd(), &number.to_string(), 0o700)?;
-            let lock = open_lock(set.as_fd())?;
-            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(Errno::WOULDBLOCK) => continue,
-                Err(errno) => return Err(errno),
-            }
-            self.set = Some(lock);
-            self.has_leaving |= empty_after_restart(set.as_fd(), home)?;
-            return Ok(Some((number, set)));
-        }
-        Ok(None)
-    }
-
-    fn merge(
-        &mut self,
-        cache: &ToolCache,
-        found: MergedPlace,
-        (set, at): (BorrowedFd<'_>, &Path),
-    ) -> Result<(), Errno> {
+    fn merge(&mut self, cache: &ToolCache, found: MergedPlace, path: &Path) -> Result<(), Errno> {
         if self.merged.len() >= MAX_MERGED {
             return Ok(());
         }
-        let tool = own_directory(set, &cache.tool, 0o700)?;
-        let upper = own_directory(tool.as_fd(), "upper", found.mode)?;
-        let (directories, files): (Vec<&String>, Vec<&String>) = cache.data.iter().partition(|n| n.ends_with('/'));
-        let directories: Vec<String> = directories.iter().map(|name| name.trim_end_matches('/').to_owned()).collect();
-        for name in &directories {
-            own_directory(upper.as_fd(), name, 0o755)?;
-        }
-        ready_work(tool.as_fd())?;
-        self.layers_held.push(tool);
-        let overlay = Overlay::new(&at.join("upper"), &at.join("work")).map_err(|_| Errno::STALE)?;
+        let (directories, files) = data_of(cache);
+        let layer = match &mut self.overlays {
+            Overlays::Absent => return Ok(()),
+            Overlays::Borrowed(_) => Layer::Lent,
+            Overlays::Own(set) => {
+                set.places(&cache.tool, found.mode, &directories)?;
+                let at = path.join(MERGED).join(set.number.to_string()).join(&cache.tool);
+                Layer::Own(Overlay::new(&at.join("upper"), &at.join("work")).map_err(|_| Errno::STALE)?)
+            }
+        };
         self.tools.merged.push(cache.tool.clone());
-        self.merged.push(MergedDirectory {
-            directory: found.directory,
-            overlay,
-            directories,
-            files: files.into_iter().cloned().collect(),
-            shown: found.shown,
-        });
+        let MergedPlace { directory, shown, hidden, .. } = found;
+        self.merged.push(MergedDirectory { directory, layer, directories, files, shown, hidden });
         Ok(())
     }
 
     fn lead_to_private(&mut self, cache: &ToolCache, home: BorrowedFd<'_>, path: &Path) -> Result<(), Errno> {
-        let plain = own_directory(home, PLAIN, 0o700)?;
-        own_directory(plain.as_fd(), &cache.tool, 0o700)?;
+        if !is_ready(home, format!("{PLAIN}/{}", cache.tool)) {
+            let plain = own_directory(home, PLAIN, 0o700)?;
+            own_directory(plain.as_fd(), &cache.tool, 0o700)?;
+        }
         let plain = path.join(PLAIN);
         let directory = plain.join(&cache.tool);
         for (name, value) in &cache.set {
@@ -247,7 +215,7 @@ impl Lease {
             ("over the host's content", over.join(", ")),
             ("in private directories", texts(private)),
             ("with locks that cannot be written", texts(read_only)),
-            ("read-only, because the kernel refuses an overlay there", refused.join(", ")),
+            ("read-only, because there could be no overlay", refused.join(", ")),
         ];
         let said: Vec<String> = said
             .into_iter()
@@ -257,6 +225,39 @@ impl Lease {
         let detail = if said.is_empty() { "none".to_owned() } else { said.join("; ") };
         LayerReport { state, detail }
     }
+}
+
+/// Overlays of a workspace: the holder's, and where that has none a set of the run's own.
+fn overlays(
+    home: BorrowedFd<'_>,
+    path: &Path,
+    holder: Option<&HolderProgram>,
+    wanted: &[Wanted],
+) -> Result<Overlays, Errno> {
+    if let Some(holder) = holder
+        && let Ok(loan) = holder.ask(home, path, wanted)
+    {
+        return Ok(Overlays::Borrowed(loan));
+    }
+    Ok(Set::take(home)?.map_or(Overlays::Absent, Overlays::Own))
+}
+
+fn wanted(cache: &ToolCache, way: &Way) -> Option<Wanted> {
+    let Way::Merged(found) = way else { return None };
+    Some(Wanted {
+        tool: cache.tool.clone(),
+        directory: RawText::from(found.directory.as_os_str().as_bytes()),
+        identity: found.identity,
+        mode: found.mode,
+        directories: data_of(cache).0,
+    })
+}
+
+/// Names of the directories that are data of a cache, and of the files.
+fn data_of(cache: &ToolCache) -> (Vec<String>, Vec<String>) {
+    let (directories, files): (Vec<&String>, Vec<&String>) = cache.data.iter().partition(|name| name.ends_with('/'));
+    let directories = directories.into_iter().map(|name| name.trim_end_matches('/').to_owned());
+    (directories.collect(), files.into_iter().cloned().collect())
 }
 
 /// The name of a workspace's directory. Another directory that is later at the same path
@@ -297,39 +298,6 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
     }
 }
 
-/// A directory of our own, open to us, made where it is missing. A run may have put something
-/// else there, which is removed, or have closed it.
-fn own_directory(parent: BorrowedFd<'_>, name: &str, mode: u32) -> Result<OwnedFd, Errno> {
-    match open_directory(parent, name) {
-        Ok(found) => {
-            let now = fstat(&found)?.st_mode & 0o7777;
-            if now & 0o700 != 0o700 {
-                fchmod(&found, Mode::from_raw_mode(now | 0o700))?;
-            }
-            return Ok(found);
-        }
-        Err(Errno::NOENT) => {}
-        Err(Errno::ACCESS) => {
-            open_up(parent, name)?;
-            return open_directory(parent, name);
-        }
-        Err(Errno::NOTDIR | Errno::LOOP | Errno::NXIO) => unlinkat(parent, name, AtFlags::empty())?,
-        Err(errno) => return Err(errno),
-    }
-    make_where_missing(parent, name, Mode::RWXU)?;
-    let made = open_directory(parent, name)?;
-    // Whatever the mask says.
-    fchmod(&made, Mode::from_raw_mode(mode))?;
-    Ok(made)
-}
-
-/// Lets its owner into a directory. No link is followed: a run may put one there.
-fn open_up(parent: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let directory = openat(parent, name, flags, Mode::empty())?;
-    actor::chmod(directory.as_fd(), 0o700)
-}
-
 /// Notes which workspace it is, once.
 fn note_workspace(home: BorrowedFd<'_>, workspace: &[u8]) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -338,82 +306,4 @@ fn note_workspace(home: BorrowedFd<'_>, workspace: &[u8]) -> Result<(), Errno> {
         return Ok(());
     }
     rustix::io::write(&file, workspace).map(drop)
-}
-
-/// Moves what is in a set out of it where another start of the machine wrote it. Tells
-/// whether there was anything.
-fn empty_after_restart(set: BorrowedFd<'_>, home: BorrowedFd<'_>) -> Result<bool, Errno> {
-    const BOOT: &str = "boot";
-    let now = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(set, BOOT, flags, Mode::RUSR | Mode::WUSR)?;
-    let mut then = [0; 64];
-    let length = rustix::io::read(&file, &mut then)?;
-    if then.get(..length) == Some(now.as_slice()) {
-        return Ok(false);
-    }
-    let mut has_leaving = false;
-    for name in stockade_files::object::names(set)? {
-        if name != LOCK.as_bytes() && name != BOOT.as_bytes() {
-            has_leaving = true;
-            let aside = [LEAVING.as_bytes(), &name, &now].concat();
-            let aside: Vec<u8> = aside.into_iter().filter(|byte| !byte.is_ascii_whitespace()).collect();
-            renameat(set, name.as_slice(), home, aside.as_slice())?;
-        }
-    }
-    rustix::fs::ftruncate(&file, 0)?;
-    rustix::io::pwrite(&file, &now, 0)?;
-    Ok(has_leaving)
-}
-
-/// The work directory of an overlay without the mark of an earlier volatile mount, which
-/// no later one accepts.
-fn ready_work(tool: BorrowedFd<'_>) -> Result<(), Errno> {
-    let work = own_directory(tool, "work", 0o700)?;
-    if matches!(statat(&work, "work/incompat", AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
-        return Ok(());
-    }
-    // Whoever removed it before may have been killed after each step.
-    let remove = |name: &str, flags| match unlinkat(&work, name, flags) {
-        Err(Errno::NOENT) => Ok(()),
-        other => other,
-    };
-    let cleared = match open_up(work.as_fd(), "work") {
-        Err(Errno::NOENT) => return Ok(()),
-        Err(errno) => Err(errno),
-        Ok(()) => remove("work/incompat/volatile/dirty", AtFlags::empty())
-            .and_then(|()| remove("work/incompat/volatile", AtFlags::REMOVEDIR))
-            .and_then(|()| remove("work/incompat", AtFlags::REMOVEDIR)),
-    };
-    cleared.or_else(|_| {
-        remove_tree(tool, b"work").map_err(|_| Errno::BUSY)?;
-        own_directory(tool, "work", 0o700).map(drop)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-
-    /// A process ends while its last thread puts in order: any part of the mark may be left.
-    #[test]
-    fn no_part_of_an_earlier_mark_is_left() {
-        for part in ["", "incompat", "incompat/volatile", "incompat/volatile/dirty", "incompat/more/dirty"] {
-            let tool = tempfile::tempdir().unwrap();
-            let work = tool.path().join("work/work");
-            fs::create_dir_all(&work).unwrap();
-            match part.strip_suffix("/dirty") {
-                Some(directory) => {
-                    fs::create_dir_all(work.join(directory)).unwrap();
-                    fs::write(work.join(part), "").unwrap();
-                }
-                None => fs::create_dir_all(work.join(part)).unwrap(),
-            }
-            let directory = open_directory(CWD, tool.path()).unwrap();
-            ready_work(directory.as_fd()).unwrap();
-            assert!(!work.join("incompat").exists(), "{part}");
-            assert!(tool.path().join("work").is_dir(), "{part}");
-        }
-    }
 }

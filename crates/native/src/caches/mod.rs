@@ -8,8 +8,9 @@
 //! KEY/lock           shared by its runs, alone for whoever clears it
 //! KEY/workspace      the path of the workspace
 //! KEY/plain/TOOL     a private directory, shared by all runs of the workspace
-//! KEY/merged/N/      a set of layers, used by one run at a time: `lock`, `boot`, and
+//! KEY/merged/N/      a set of layers, mounted once at a time: `lock`, `boot`, and
 //! KEY/merged/N/TOOL  `upper` and `work` of one overlay
+//! KEY/holder         the socket of the process that holds a set, where there is one
 //! ```
 //!
 //! While no run uses them `plain` and `merged` have a random end, `plain.RANDOM`: a run knows
@@ -17,16 +18,20 @@
 //! host to what it wrote there. Tools note paths, so they have the same name in every run.
 //! No run is told the random end: see `seal`.
 //!
-//! An overlay is mounted for one run and is never shared: two mounts of one upper
-//! directory are undefined. Runs at the same time have sets of their own, and each takes
-//! the lowest that is free.
+//! Two mounts of one upper directory are undefined. So a process of its own, the holder,
+//! mounts a set once and gives each run of the workspace copies of the mounts: runs at the
+//! same time share what they write, and a start need not mount. Where it cannot be had, a
+//! run mounts a set of its own, the lowest that is free.
 //!
 //! The host reads nothing in these directories but names and sizes. Must not know
 //! which tools there are: that is data of the plan.
 
+mod borrow;
 mod choice;
+mod holder;
 mod lease;
 mod seal;
+mod set;
 mod store;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -34,6 +39,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, openat};
 use stockade_sys::Errno;
 
+pub use borrow::HolderProgram;
+pub use holder::{HolderError, hold_layers};
 pub(crate) use lease::Lease;
 pub(crate) use seal::Renewal;
 pub use store::{CacheStore, CacheStoreError, Cleared, WorkspaceCaches};
@@ -53,8 +60,13 @@ fn open_directory<P: rustix::path::Arg>(parent: BorrowedFd<'_>, path: P) -> Resu
 
 /// The lock in `directory`, made where it is missing, not yet held.
 fn open_lock(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    open_file(directory, LOCK)
+}
+
+/// A file of our own in `directory`, made where it is missing.
+fn open_file(directory: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(directory, LOCK, flags, Mode::RUSR | Mode::WUSR)
+    openat(directory, name, flags, Mode::RUSR | Mode::WUSR)
 }
 
 fn is_key(name: &str) -> bool {

@@ -29,7 +29,7 @@ const LISTING_TRIES: usize = 10_000;
 const CLOCK_SLACK: u64 = 2;
 
 /// Holds the directory of a workspace.
-pub(super) fn hold_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, Errno> {
+pub(super) fn hold_home<P: rustix::path::Arg>(place: BorrowedFd<'_>, key: P) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(place, key, flags, Mode::empty())
 }

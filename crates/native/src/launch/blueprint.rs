@@ -22,6 +22,7 @@ use super::error::LaunchError;
 use super::layout::{
     Attachment, Layout, Nature, Spot, c_string, devices, existing, is_staged, layout, refuse_planted_link,
 };
+use super::merge::merge_steps;
 use super::outfit::Outfit;
 use super::presence::Presence;
 use super::restricted::{DEVICES, OPEN_DIRECTORIES, PrivateDirectory, Reads, other_devices};
@@ -311,7 +312,7 @@ const OWN_FILES: &str = "/run";
 fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Result<Parts, LaunchError> {
     let program = candidates.first().map(|c| Path::new(std::ffi::OsStr::from_bytes(c.to_bytes())));
     let program = program.and_then(|p| p.canonicalize().ok());
-    let Layout { attachments, missing, uncovered } = layout(plan, program.as_deref(), outfit)?;
+    let Layout { attachments, missing, uncovered, in_layers } = layout(plan, program.as_deref(), outfit)?;
     let ruleset = new_ruleset(abi, access::changing(abi), 0)?;
     let mapped_by_caller = may_map_for_others();
     let mut steps = Vec::from(first_steps(mapped_by_caller)?);
@@ -321,13 +322,10 @@ fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Resul
         let workspace = Spot::of(plan.workspace.as_path())?;
         steps.push(Step::Stage { workspace, overlay: overlay.clone() });
     }
-    for attachment in &attachments {
-        if let Nature::Merged(merged) = &attachment.nature {
-            let lower = Spot { path: attachment.path.clone(), identity: attachment.identity };
-            steps.push(Step::Merge { index: merged.index, lower, overlay: merged.overlay.clone() });
-        }
-    }
+    steps.extend(merge_steps(&attachments));
     steps.extend([Step::Root { size }, Step::Scratch(scratch_entries(&attachments, outfit)?)]);
+    // As late as can be: meanwhile they are asked for.
+    steps.extend(outfit.borrows().then_some(Step::TakeLayers));
     let private_trees = private_trees(&attachments);
     let (mut hidden, mut watched) = (Vec::new(), Vec::new());
     for attachment in attachments {
@@ -341,6 +339,7 @@ fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Resul
             steps.push(Step::Devices(devices()?));
         }
     }
+    steps.extend(Some(in_layers).filter(|paths| !paths.is_empty()).map(Step::CoverInLayers));
     if !watched.is_empty() {
         steps.push(Step::Watch(watched));
     }
@@ -480,7 +479,7 @@ pub(crate) fn may_map_for_others() -> bool {
     })
 }
 
-fn claim_identity() -> Result<Step, LaunchError> {
+pub(super) fn claim_identity() -> Result<Step, LaunchError> {
     let map = |id: u32| CString::new(format!("{id} {id} 1"));
     match (map(geteuid().as_raw()), map(getegid().as_raw())) {
         (Ok(uid_map), Ok(gid_map)) => Ok(Step::ClaimIdentity { uid_map, gid_map }),

@@ -144,6 +144,28 @@ impl Launching {
         self.launched.init_pid
     }
 
+    /// Hands over layers that another process holds, by the number of their directory. The
+    /// init waits for them where an outfit borrows any.
+    ///
+    /// # Errors
+    /// [`LaunchError`], where they do not get there.
+    pub(crate) fn lend(&self, layers: &[(u8, OwnedFd)]) -> Result<(), LaunchError> {
+        let mut rest = layers.chunks(MAX_DESCRIPTORS).peekable();
+        loop {
+            let some = rest.next().unwrap_or_default();
+            let (mut indexes, is_last) = ([0; MAX_DESCRIPTORS], rest.peek().is_none());
+            indexes.iter_mut().zip(some).for_each(|(slot, (index, _))| *slot = *index);
+            let trees: Vec<BorrowedFd<'_>> = some.iter().map(|(_, tree)| tree.as_fd()).collect();
+            match (Message::Layers { indexes, is_last }).send(self.launched.control.as_fd(), &trees) {
+                // Its last word, why it is gone, is read by who waits for it.
+                Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
+                Err(errno) => return Err(LaunchError::call("hand over the layers")(errno)),
+                Ok(()) if is_last => return Ok(()),
+                Ok(()) => {}
+            }
+        }
+    }
+
     /// Lets the command enter control groups: `entrances` are their files
     /// `cgroup.procs` or `tasks`, open for writing. Once at most.
     ///

@@ -84,7 +84,8 @@ pub(crate) const MAX_MERGED: usize = 16;
 pub(super) struct Merged {
     /// Which of all.
     pub(super) index: usize,
-    pub(super) overlay: Overlay,
+    /// Absent where another process holds it.
+    pub(super) overlay: Option<Overlay>,
     /// Directories in it that the command may change by itself. Without any, and without
     /// single files that only the broker changes, it is all of it.
     pub(super) directories: Vec<CString>,
@@ -98,13 +99,22 @@ impl Merged {
     }
 }
 
+/// How a directory beneath what is written in it is had.
+#[derive(Clone, Debug)]
+pub enum Layer {
+    /// The run mounts it, and what is written waits here.
+    Own(Overlay),
+    /// Another process holds it, and lends a copy of the mount. Without, it is read-only.
+    Lent,
+}
+
 /// A directory of the host that is seen beneath what runs write in it.
 #[derive(Clone, Debug)]
 pub struct MergedDirectory {
     /// Where the host has it, links not followed.
     pub directory: PathBuf,
-    /// Where what is written waits.
-    pub overlay: Overlay,
+    /// What is written there, and how it is had.
+    pub layer: Layer,
     /// Names of directories in it that may be changed. Where neither these nor `files`
     /// name anything, all of it may be.
     pub directories: Vec<String>,
@@ -112,6 +122,8 @@ pub struct MergedDirectory {
     pub files: Vec<String>,
     /// Directories in it that are seen as the host has them.
     pub shown: Vec<PathBuf>,
+    /// What is hidden in it, whether the host has it or not.
+    pub hidden: Vec<PathBuf>,
 }
 
 impl MergedDirectory {
@@ -124,7 +136,11 @@ impl MergedDirectory {
         let texts =
             |names: &[String]| names.iter().map(|name| c_string(OsStr::new(name))).collect::<Result<Vec<_>, _>>();
         let (directories, files) = (texts(&self.directories)?, texts(&self.files)?);
-        Ok(Nature::Merged(Box::new(Merged { index, overlay: self.overlay.clone(), directories, files })))
+        let overlay = match &self.layer {
+            Layer::Own(overlay) => Some(overlay.clone()),
+            Layer::Lent => None,
+        };
+        Ok(Nature::Merged(Box::new(Merged { index, overlay, directories, files })))
     }
 }
 
@@ -184,6 +200,8 @@ pub(super) struct Attachment {
     /// For [`Nature::Hidden`] and [`Nature::Provided`]: its name in the run's own
     /// filesystem.
     pub(super) placeholder: CString,
+    /// Whether it lies in a layer, which may show something else there than the host has.
+    pub(super) in_layer: bool,
     /// For [`Nature::Private`]: nothing writable of the host's lies beneath, so
     /// the kernel alone can tell the run's own files from others.
     pub(super) floor_allows: bool,
@@ -211,6 +229,8 @@ pub(super) struct Layout {
     pub(super) missing: Vec<PathBuf>,
     /// How many paths to hide do not exist: what is not there cannot be covered.
     pub(super) uncovered: usize,
+    /// Paths to hide that a layer may show though nothing is attached there, beneath the root.
+    pub(super) in_layers: Vec<CString>,
 }
 
 /// Works out the view for `plan`; `program` is what will be executed, if it
@@ -274,7 +294,14 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>, outfit: &Outfit) -> Re
     for (index, (path, _)) in outfit.files.iter().enumerate() {
         natures.insert(provided_at(path)?, Nature::Provided(index));
     }
-    Ok(Layout { attachments: attachments(natures)?, missing, uncovered })
+    let in_layers = in_layers(&outfit.merged, &natures)?;
+    Ok(Layout { attachments: attachments(natures)?, missing, uncovered, in_layers })
+}
+
+/// What is hidden in merged directories where nothing else is attached.
+fn in_layers(merged: &[MergedDirectory], natures: &BTreeMap<PathBuf, Nature>) -> Result<Vec<CString>, LaunchError> {
+    let hidden = merged.iter().flat_map(|merged| &merged.hidden).filter(|path| !natures.contains_key(*path));
+    hidden.filter_map(|path| path.strip_prefix("/").ok()).map(|path| c_string(path.as_os_str())).collect()
 }
 
 /// Where a file is put that the run is given: in the place of what is there, which
@@ -332,6 +359,7 @@ pub(super) fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Atta
             identity: Identity { device: metadata.dev(), inode: metadata.ino() },
             scaffold,
             placeholder: c_string(OsStr::new(&format!("h{}", kept.len())))?,
+            in_layer: around.is_some_and(|(_, a)| a.in_layer || matches!(a.nature, Nature::Merged(_))),
             floor_allows: true,
         };
         outer.push(kept.len());

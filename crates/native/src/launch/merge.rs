@@ -1,18 +1,19 @@
-//! Overlays over directories of the host, in the user namespace of the run. Runs in the
-//! init: system calls only.
+//! Overlays over directories of the host, in the user namespace of the run. All but
+//! `merge_steps` runs in the init: system calls only.
 
-use std::ffi::CStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Timespec, openat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Timespec, fstat, openat};
 use rustix::thread::nanosleep;
 use stockade_sys::Errno;
 use stockade_sys::landlock::access;
-use stockade_sys::mount::{Forbids, attach, new_filesystem};
+use stockade_sys::mount::{Forbids, attach, copy_tree, new_filesystem};
 use stockade_sys::resolve::DescriptorPath;
 
-use super::layout::{Attachment, Merged, Overlay, Spot};
-use super::step::{Site, open_plain, verify};
+use super::layout::{Attachment, Merged, Nature, Overlay, Spot};
+use super::message::Message;
+use super::step::{Site, Step, open_plain, rights, verify};
 
 /// How often an upper directory that is still mounted is tried again, and how long after: soon
 /// at first, and then for some seconds, which a busy machine may need.
@@ -21,6 +22,15 @@ const SOON_RETRIES: u32 = 400;
 const SOON_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000 };
 const LATER_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
 
+/// What makes the overlays of a layout that are the run's own.
+pub(super) fn merge_steps(attachments: &[Attachment]) -> impl Iterator<Item = Step> {
+    attachments.iter().filter_map(|attachment| {
+        let Nature::Merged(merged) = &attachment.nature else { return None };
+        let lower = Spot { path: attachment.path.clone(), identity: attachment.identity };
+        Some(Step::Merge { index: merged.index, lower, overlay: merged.overlay.clone()? })
+    })
+}
+
 /// Makes an overlay that is attached later. Where there can be none now, the directory stays
 /// as the root shows it, read-only.
 pub(super) fn merge(site: &mut Site<'_>, index: usize, lower: &Spot, overlay: &Overlay) -> Result<(), Errno> {
@@ -28,6 +38,61 @@ pub(super) fn merge(site: &mut Site<'_>, index: usize, lower: &Spot, overlay: &O
         *slot = Some(tree);
     }
     Ok(())
+}
+
+/// Takes over the layers that come along with messages of the caller's: copies of mounts
+/// that another process holds.
+pub(super) fn take_layers(site: &mut Site<'_>) -> Result<(), Errno> {
+    loop {
+        let Some((Message::Layers { indexes, is_last }, received)) = Message::receive(site.control, true)? else {
+            return Err(Errno::PROTO);
+        };
+        for (index, tree) in indexes.into_iter().zip(received.descriptors) {
+            if let (Some(slot), Some(tree)) = (site.merged.get_mut(usize::from(index)), tree) {
+                *slot = Some(tree);
+            }
+        }
+        if is_last {
+            return Ok(());
+        }
+    }
+}
+
+/// Attaches what lies in a layer. An overlay keeps the names it has looked up, as long as
+/// somebody uses them: where it shows nothing, there is nothing to cover or to show.
+pub(super) fn attach_in_layer(site: &mut Site<'_>, attachment: &Attachment, tree: BorrowedFd<'_>) -> Result<(), Errno> {
+    let Some((target, directory)) = shown(site, attachment.relative())? else { return Ok(()) };
+    if directory == attachment.directory {
+        attach(tree, target.as_fd())?;
+        return site.allow(tree, rights(attachment));
+    }
+    if matches!(attachment.nature, Nature::Hidden(_)) { cover(site, (&target, directory)) } else { Ok(()) }
+}
+
+/// Covers paths, as far as a layer shows them: another run may use a name there that the
+/// host has given up.
+pub(super) fn cover_in_layers(site: &mut Site<'_>, paths: &[CString]) -> Result<(), Errno> {
+    paths.iter().try_for_each(|path| match shown(site, path)? {
+        Some((target, directory)) => cover(site, (&target, directory)),
+        None => Ok(()),
+    })
+}
+
+/// What is at a path of the run's root, and whether it is a directory.
+fn shown(site: &Site<'_>, path: &CStr) -> Result<Option<(OwnedFd, bool)>, Errno> {
+    match open_plain(site.root()?, path, ResolveFlags::IN_ROOT) {
+        Ok(target) => {
+            let directory = FileType::from_raw_mode(fstat(&target)?.st_mode).is_dir();
+            Ok(Some((target, directory)))
+        }
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn cover(site: &mut Site<'_>, (target, directory): (&OwnedFd, bool)) -> Result<(), Errno> {
+    let placeholder = copy_tree(site.placeholders()?, if directory { c"void" } else { c"empty" })?;
+    attach(placeholder.as_fd(), target.as_fd())
 }
 
 /// An overlay of this user namespace: its marks are attributes that its user may
@@ -42,8 +107,17 @@ pub(super) fn lay_over(workspace: &Spot, overlay: &Overlay, index: &CStr) -> Res
         verify(object.as_fd(), spot.identity)?;
         Ok::<_, Errno>(object)
     };
-    let held = [hold(workspace)?, hold(&overlay.upper)?, hold(&overlay.work)?];
-    let [lower, upper, work] = [&held[0], &held[1], &held[2]].map(|object| DescriptorPath::new(object.as_fd()));
+    let (lower, upper, work) = (hold(workspace)?, hold(&overlay.upper)?, hold(&overlay.work)?);
+    overlay_of(lower.as_fd(), (upper.as_fd(), work.as_fd()), index)
+}
+
+/// The same of directories that are held.
+pub(super) fn overlay_of(
+    lower: BorrowedFd<'_>,
+    (upper, work): (BorrowedFd<'_>, BorrowedFd<'_>),
+    index: &CStr,
+) -> Result<OwnedFd, Errno> {
+    let [lower, upper, work] = [lower, upper, work].map(DescriptorPath::new);
     let options = [
         (c"lowerdir", lower.as_c_str()),
         (c"upperdir", upper.as_c_str()),
@@ -71,8 +145,12 @@ pub(super) fn attach_merged(site: &mut Site<'_>, attachment: &Attachment, merged
     }
     for name in &merged.directories {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = openat(&tree, name, flags, Mode::empty())?;
-        site.allow(directory.as_fd(), rights)?;
+        match openat(&tree, name, flags, Mode::empty()) {
+            Ok(directory) => site.allow(directory.as_fd(), rights)?,
+            // Another run may just have put something else there: the broker decides then.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+            Err(errno) => return Err(errno),
+        }
     }
     Ok(())
 }

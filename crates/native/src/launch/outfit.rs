@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use stockade_model::{Plan, RawText};
 
 use super::error::LaunchError;
-use super::layout::{MergedDirectory, Overlay, c_string};
+use super::layout::{Layer, MergedDirectory, Overlay, c_string};
 
 /// What a run is given besides its plan.
 #[derive(Clone, Debug, Default)]
@@ -89,6 +89,11 @@ impl NamedFile {
 }
 
 impl Outfit {
+    /// Whether another process lends layers.
+    pub(super) fn borrows(&self) -> bool {
+        self.merged.iter().any(|merged| matches!(merged.layer, Layer::Lent))
+    }
+
     /// Whether others have walled the place in.
     pub(super) fn is_within_walls(&self) -> bool {
         !self.private.is_empty()

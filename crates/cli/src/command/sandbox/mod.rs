@@ -30,7 +30,7 @@ use stockade_store::sandboxes::Sandboxes;
 
 use self::diff::Difference;
 use super::setting::{self, Setting};
-use super::{Ended, print, remark, variable};
+use super::{Ended, OWN_PROGRAM, print, remark, variable};
 use crate::failure::{Failure, quoted};
 use crate::notify::{self, Notice};
 use crate::places::{self, State};
@@ -41,9 +41,6 @@ use crate::{exit, interrupts, meaning, trace};
 /// How long what a killed `sandbox run` left is kept: longer than a loaded machine
 /// takes from one of its steps to the next.
 const LEFT_FOR: Duration = Duration::from_secs(10);
-
-/// This program, even where its file was replaced.
-const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// Runs a subcommand.
 ///

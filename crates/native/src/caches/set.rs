@@ -1,0 +1,245 @@
+//! A set of overlays: the directories that they write to, used by one holder or one run
+//! at a time. Looks at nothing of the host's.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, Mode, OFlags, fchmod, flock, fstat, fstatfs, openat, renameat, statat, unlinkat,
+};
+use stockade_files::object::make_where_missing;
+use stockade_files::removal::{LEAVING, remove_tree};
+use stockade_sys::{Errno, actor};
+
+use super::seal::{name_now, names_in};
+use super::{LOCK, MERGED, open_directory, open_file, open_lock};
+
+/// Sets of one workspace that are used at the same time.
+const MAX_SETS: u32 = 64;
+
+/// How often the directory of the sets is looked for.
+const RENAMED_TRIES: usize = 1_000;
+
+/// Filesystems that an overlay may write to (statfs(2)): those on which it was seen to
+/// work.
+const UPPER_FILESYSTEMS: [i64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994];
+
+/// A set that nobody else uses, as long as this or a copy of its lock is open.
+#[derive(Debug)]
+pub(super) struct Set {
+    pub(super) number: u32,
+    pub(super) lock: OwnedFd,
+    home: OwnedFd,
+    directory: OwnedFd,
+    /// Of the overlays.
+    tools: Vec<OwnedFd>,
+    /// Whether something in the home waits to be removed.
+    has_leaving: bool,
+}
+
+/// The directories of one overlay.
+#[derive(Debug)]
+pub(super) struct Places {
+    pub(super) upper: OwnedFd,
+    pub(super) work: OwnedFd,
+}
+
+impl Drop for Set {
+    /// What may wait for the disk. What cannot be done is done by the next start.
+    fn drop(&mut self) {
+        for tool in &self.tools {
+            let _ = ready_work(tool.as_fd());
+        }
+        if self.has_leaving {
+            let leaving = names_in(self.home.as_fd()).unwrap_or_default().into_iter();
+            for name in leaving.filter(|name| name.starts_with(LEAVING.as_bytes())) {
+                let _ = remove_tree(self.home.as_fd(), &name);
+            }
+        }
+    }
+}
+
+impl Set {
+    /// The lowest set of the workspace's directory `home` that nobody uses, where an
+    /// overlay can be there, emptied if the machine was started anew since: an overlay is
+    /// not flushed, so what it holds may be torn then.
+    pub(super) fn take(home: BorrowedFd<'_>) -> Result<Option<Self>, Errno> {
+        let sets = open_sets(home)?;
+        if !UPPER_FILESYSTEMS.contains(&fstatfs(&sets)?.f_type) {
+            return Ok(None);
+        }
+        let home = rustix::io::fcntl_dupfd_cloexec(home, 3)?;
+        for number in 0..MAX_SETS {
+            let directory = own_directory(sets.as_fd(), &number.to_string(), 0o700)?;
+            let lock = open_lock(directory.as_fd())?;
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => continue,
+                Err(errno) => return Err(errno),
+            }
+            let has_leaving = empty_after_restart(directory.as_fd(), home.as_fd())?;
+            return Ok(Some(Self { number, lock, home, directory, tools: Vec::new(), has_leaving }));
+        }
+        Ok(None)
+    }
+
+    /// Makes the directories of the overlay of a tool ready, whose own has this mode, and
+    /// those in it that may be changed.
+    pub(super) fn places(&mut self, tool: &str, mode: u32, directories: &[String]) -> Result<Places, Errno> {
+        let tool = own_directory(self.directory.as_fd(), tool, 0o700)?;
+        let upper = own_directory(tool.as_fd(), "upper", mode)?;
+        for name in directories {
+            own_directory(upper.as_fd(), name, 0o755)?;
+        }
+        let work = ready_work(tool.as_fd())?;
+        self.tools.push(tool);
+        Ok(Places { upper, work })
+    }
+}
+
+/// The directory of the sets, whatever its name is just now: another process may be giving
+/// it another one.
+fn open_sets(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    for _ in 0..RENAMED_TRIES {
+        let found = names_in(home)?;
+        let Some(now) = name_now(&found, MERGED) else { return own_directory(home, MERGED, 0o700) };
+        match open_directory(home, now) {
+            Err(Errno::NOENT) => {}
+            other => return other,
+        }
+    }
+    Err(Errno::BUSY)
+}
+
+/// The same of a layer that is mounted, seen from inside: what lies beneath a mount must not
+/// be changed.
+pub(super) fn mend(layer: BorrowedFd<'_>, directories: &[String]) -> Result<(), Errno> {
+    let mode = fstat(layer)?.st_mode & 0o7777;
+    if mode & 0o700 != 0o700 {
+        actor::chmod(layer, mode | 0o700)?;
+    }
+    directories.iter().filter(|name| !is_ready(layer, name.as_str())).try_for_each(|name| {
+        // What is no directory any more is removed and made anew.
+        own_directory(layer, name, 0o755).map(drop)
+    })
+}
+
+/// Whether a directory of our own is there and open to us: no link, and nothing to mend.
+pub(super) fn is_ready<P: rustix::path::Arg>(parent: BorrowedFd<'_>, path: P) -> bool {
+    statat(parent, path, AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|found| FileType::from_raw_mode(found.st_mode).is_dir() && found.st_mode & 0o700 == 0o700)
+}
+
+/// A directory of our own, open to us, made where it is missing. A run may have put something
+/// else there, which is removed, or have closed it.
+pub(super) fn own_directory(parent: BorrowedFd<'_>, name: &str, mode: u32) -> Result<OwnedFd, Errno> {
+    match open_directory(parent, name) {
+        Ok(found) => {
+            let now = fstat(&found)?.st_mode & 0o7777;
+            if now & 0o700 != 0o700 {
+                fchmod(&found, Mode::from_raw_mode(now | 0o700))?;
+            }
+            return Ok(found);
+        }
+        Err(Errno::NOENT) => {}
+        Err(Errno::ACCESS) => {
+            open_up(parent, name)?;
+            return open_directory(parent, name);
+        }
+        Err(Errno::NOTDIR | Errno::LOOP | Errno::NXIO) => unlinkat(parent, name, AtFlags::empty())?,
+        Err(errno) => return Err(errno),
+    }
+    make_where_missing(parent, name, Mode::RWXU)?;
+    let made = open_directory(parent, name)?;
+    // Whatever the mask says.
+    fchmod(&made, Mode::from_raw_mode(mode))?;
+    Ok(made)
+}
+
+/// Lets its owner into a directory. No link is followed: a run may put one there.
+fn open_up(parent: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = openat(parent, name, flags, Mode::empty())?;
+    actor::chmod(directory.as_fd(), 0o700)
+}
+
+/// Moves what is in a set out of it where another start of the machine wrote it. Tells
+/// whether there was anything.
+fn empty_after_restart(set: BorrowedFd<'_>, home: BorrowedFd<'_>) -> Result<bool, Errno> {
+    const BOOT: &str = "boot";
+    let now = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let file = open_file(set, BOOT)?;
+    let mut then = [0; 64];
+    let length = rustix::io::read(&file, &mut then)?;
+    if then.get(..length) == Some(now.as_slice()) {
+        return Ok(false);
+    }
+    let mut has_leaving = false;
+    for name in stockade_files::object::names(set)? {
+        if name != LOCK.as_bytes() && name != BOOT.as_bytes() {
+            has_leaving = true;
+            let aside = [LEAVING.as_bytes(), &name, &now].concat();
+            let aside: Vec<u8> = aside.into_iter().filter(|byte| !byte.is_ascii_whitespace()).collect();
+            renameat(set, name.as_slice(), home, aside.as_slice())?;
+        }
+    }
+    rustix::fs::ftruncate(&file, 0)?;
+    rustix::io::pwrite(&file, &now, 0)?;
+    Ok(has_leaving)
+}
+
+/// The work directory of an overlay without the mark of an earlier volatile mount, which
+/// no later one accepts.
+fn ready_work(tool: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let work = own_directory(tool, "work", 0o700)?;
+    if matches!(statat(&work, "work/incompat", AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
+        return Ok(work);
+    }
+    // Whoever removed it before may have been killed after each step.
+    let remove = |name: &str, flags| match unlinkat(&work, name, flags) {
+        Err(Errno::NOENT) => Ok(()),
+        other => other,
+    };
+    let cleared = match open_up(work.as_fd(), "work") {
+        Err(Errno::NOENT) => return Ok(work),
+        Err(errno) => Err(errno),
+        Ok(()) => remove("work/incompat/volatile/dirty", AtFlags::empty())
+            .and_then(|()| remove("work/incompat/volatile", AtFlags::REMOVEDIR))
+            .and_then(|()| remove("work/incompat", AtFlags::REMOVEDIR)),
+    };
+    match cleared {
+        Ok(()) => Ok(work),
+        Err(_) => {
+            remove_tree(tool, b"work").map_err(|_| Errno::BUSY)?;
+            own_directory(tool, "work", 0o700)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    use rustix::fs::CWD;
+
+    /// A process ends while its last thread puts in order: any part of the mark may be left.
+    #[test]
+    fn no_part_of_an_earlier_mark_is_left() {
+        for part in ["", "incompat", "incompat/volatile", "incompat/volatile/dirty", "incompat/more/dirty"] {
+            let tool = tempfile::tempdir().unwrap();
+            let work = tool.path().join("work/work");
+            fs::create_dir_all(&work).unwrap();
+            match part.strip_suffix("/dirty") {
+                Some(directory) => {
+                    fs::create_dir_all(work.join(directory)).unwrap();
+                    fs::write(work.join(part), "").unwrap();
+                }
+                None => fs::create_dir_all(work.join(part)).unwrap(),
+            }
+            let directory = open_directory(CWD, tool.path()).unwrap();
+            ready_work(directory.as_fd()).unwrap();
+            assert!(!work.join("incompat").exists(), "{part}");
+            assert!(tool.path().join("work").is_dir(), "{part}");
+        }
+    }
+}

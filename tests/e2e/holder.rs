@@ -1,0 +1,318 @@
+//! The process that holds the layers of a workspace: its runs share them, it ends by
+//! itself or in the middle, and gives nothing to what is in a sandbox.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use stockade_testkit::Ended;
+use stockade_tests::cross_section::few_or_all;
+
+use crate::caches::{cache, caches, furnish, scripted};
+use crate::kept::kill;
+use crate::life::marked;
+use crate::world::{World, binary, each_user, one_user};
+
+/// How long something may take on a loaded machine.
+const SOON: Duration = Duration::from_secs(30);
+
+/// Asks a holder for a layer of `~/.npm`, as a run is asked for, and says what came.
+const ASK: &str = r#"
+import array, json, os, socket, sys
+place, home = sys.argv[1:]
+lower = os.stat(home + "/.npm")
+ask = [{"tool": "npm", "directory": home + "/.npm", "identity": [lower.st_dev, lower.st_ino], "mode": 448, "directories": []}]
+line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+line.settimeout(10)
+try:
+    line.connect(place + "/holder")
+    line.send(json.dumps(ask).encode())
+    text, rest, _, _ = line.recvmsg(64, 4096)
+except OSError as error:
+    print("refused:", error.errno)
+    sys.exit(0)
+descriptors = array.array("i")
+for _, _, data in rest:
+    descriptors.frombytes(data[:len(data) - len(data) % descriptors.itemsize])
+print(text[:1].decode(), len(descriptors))
+"#;
+
+/// The directories of all workspaces' caches.
+fn places(world: &World) -> Vec<PathBuf> {
+    let all = fs::read_dir(world.home().join(".local/state/stockade/caches")).unwrap();
+    all.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+}
+
+fn place(world: &World) -> PathBuf {
+    let [place] = &places(world)[..] else { panic!("{:?}", places(world)) };
+    place.clone()
+}
+
+/// The holders of a workspace.
+fn holders(place: &Path) -> Vec<u32> {
+    marked(&place.display().to_string()).into_iter().collect()
+}
+
+#[track_caller]
+fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + SOON;
+    while !is_so() {
+        assert!(Instant::now() < until, "not within {SOON:?}: {what}");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+#[track_caller]
+fn passes(world: &World, script: &str) -> String {
+    let output = world.run(&scripted(world, &["--level", "full"], script));
+    assert_eq!(output.ended, Ended::Code(0), "{script}\n{}\n{}", output.stdout, output.stderr);
+    output.stdout
+}
+
+/// A script that waits for a file in a layer.
+fn awaits(name: &str) -> String {
+    format!("n=0; until test -e ~/.npm/{name}; do n=$((n+1)); test $n -lt 600; sleep 0.05; done; ")
+}
+
+#[test]
+fn runs_at_the_same_time_share_layers() {
+    one_user(|world| {
+        furnish(world);
+        let host = caches(world);
+        let seconds = std::env::var("STOCKADE_SHARED_SECONDS").ok().and_then(|text| text.parse().ok());
+        let until = Instant::now() + Duration::from_secs(seconds.unwrap_or(few_or_all(10, 20)));
+        scope(|scope| {
+            for number in 0..16 {
+                scope.spawn(move || {
+                    while Instant::now() < until {
+                        let script = format!(
+                            "test \"$(cat ~/.npm/_cacache/seen)\" = host || exit 3; echo {number} > ~/.npm/n{number} || exit 4; \
+                             echo a > ~/.cargo/.package-cache || exit 5; echo b > ~/.cargo/registry/own || exit 6; \
+                             echo {number} > \"$UV_CACHE_DIR/n{number}\" || exit 7; sleep 0.05; \
+                             test \"$(cat ~/.npm/n{number})\" = {number} || exit 8"
+                        );
+                        world.passes(&["--level", "full"], &["sh", "-c", &script]);
+                    }
+                });
+            }
+        });
+        let found = passes(world, "ls ~/.npm");
+        let all: BTreeSet<&str> = found.lines().filter(|name| name.starts_with('n')).collect();
+        assert_eq!(all.len(), 16, "{found}");
+        assert_eq!(caches(world), host);
+        assert_eq!(holders(&place(world)).len(), 1);
+    });
+}
+
+#[test]
+fn what_one_run_writes_the_other_sees_at_once() {
+    each_user(|world| {
+        furnish(world);
+        scope(|scope| {
+            let one = scope.spawn(|| {
+                passes(
+                    world,
+                    &format!(
+                        "echo 1 > ~/.npm/new1; mv ~/.npm/new1 ~/.npm/first; {}cat ~/.npm/second",
+                        awaits("second")
+                    ),
+                )
+            });
+            let other =
+                format!("{}cat ~/.npm/first; echo 2 > ~/.npm/new2; mv ~/.npm/new2 ~/.npm/second", awaits("first"));
+            assert_eq!(passes(world, &other), "1\n");
+            assert_eq!(one.join().unwrap(), "2\n");
+        });
+    });
+}
+
+/// Runs that have its layers keep them, and nobody else is given these: they would be mounted
+/// twice.
+#[test]
+fn a_holder_that_is_killed_takes_nothing_along() {
+    each_user(|world| {
+        furnish(world);
+        let host = caches(world);
+        passes(world, "echo before > ~/.npm/before");
+        scope(|scope| {
+            let one = scope.spawn(|| {
+                // A name that was looked up is not looked up below again, so not in the layer.
+                let wait = "n=0; until test -e go; do n=$((n+1)); test $n -lt 600; sleep 0.05; done";
+                passes(world, &format!("echo 1 > ~/.npm/first; {wait}; echo 2 > ~/.npm/last; cat ~/.npm/first"))
+            });
+            let place = place(world);
+            soon("the run writes", || passes(world, "ls ~/.npm").contains("first"));
+            let killed = holders(&place);
+            assert_eq!(killed.len(), 1, "{killed:?}");
+            kill(killed[0]);
+            soon("the holder is gone", || holders(&place).is_empty());
+            // Another one, with layers of its own, which are nobody's after that.
+            assert!(!passes(world, "echo 3 > ~/.npm/third; ls ~/.npm").contains("first"));
+            soon("the holder of other layers ends by itself", || holders(&place).is_empty());
+            world.file("ws/go", "");
+            assert_eq!(one.join().unwrap(), "1\n");
+        });
+        let found = passes(world, "ls ~/.npm");
+        let [before, first, last, third] = ["before", "first", "last", "third"].map(|name| found.contains(name));
+        assert!(before && first && last && !third, "{found}");
+        assert_eq!(caches(world), host);
+    });
+}
+
+/// Does something while a run that has begun with a script waits.
+fn while_a_run_lasts(world: &World, script: &str, act: impl FnOnce()) {
+    scope(|scope| {
+        let wait = "echo > begun; n=0; until test -e go; do n=$((n+1)); test $n -lt 600; sleep 0.05; done";
+        let run = scope.spawn(move || passes(world, &format!("{script}; {wait}")));
+        soon("the run begins", || world.workspace().join("begun").exists());
+        act();
+        world.file("ws/go", "");
+        run.join().unwrap();
+    });
+    for name in ["go", "begun"] {
+        fs::remove_file(world.workspace().join(name)).unwrap();
+    }
+}
+
+/// An overlay keeps the names that it has looked up. What the host has changed since is seen
+/// by the next run nevertheless.
+#[test]
+fn a_run_sees_what_the_host_has_now() {
+    each_user(|world| {
+        furnish(world);
+        let cache = world.home().join(".npm/_cacache");
+        passes(
+            world,
+            "test ! -e ~/.npm/_cacache/later; test ! -e ~/.npm/_cacache/deep/later; cat ~/.npm/_cacache/seen",
+        );
+        world.file("home/.npm/_cacache/later", "later");
+        world.dir("home/.npm/_cacache/deep");
+        world.file("home/.npm/_cacache/deep/later", "deep");
+        assert_eq!(passes(world, "cat ~/.npm/_cacache/later ~/.npm/_cacache/deep/later"), "laterdeep");
+        fs::rename(cache.join("deep"), cache.join("elsewhere")).unwrap();
+        fs::remove_file(cache.join("later")).unwrap();
+        let script =
+            "test ! -e ~/.npm/_cacache/deep; test ! -e ~/.npm/_cacache/later; cat ~/.npm/_cacache/elsewhere/later";
+        assert_eq!(passes(world, script), "deep");
+        assert_eq!(holders(&place(world)).len(), 1);
+    });
+}
+
+/// The same of what is hidden, where another run uses the name: its cover lies on it.
+#[test]
+fn what_was_hidden_stays_so_under_its_old_name() {
+    each_user(|world| {
+        furnish(world);
+        let [old, new] = [".cargo/credentials.toml", ".cargo/renamed"].map(|name| world.home().join(name));
+        let read = "cat ~/.cargo/credentials.toml 2>&1 || true";
+        while_a_run_lasts(world, read, || {
+            fs::rename(&old, &new).unwrap();
+            assert!(!passes(world, read).contains("secret"));
+            // One that was not there when the run began, and one that is a directory now.
+            world.file("home/.cargo/credentials", "secret");
+            world.dir("home/.cargo/credentials.toml");
+            world.file("home/.cargo/credentials.toml/inner", "secret");
+            let all = "cat ~/.cargo/credentials ~/.cargo/credentials.toml ~/.cargo/credentials.toml/inner 2>&1 || true";
+            assert!(!passes(world, all).contains("secret"));
+        });
+        fs::remove_dir_all(&old).unwrap();
+        fs::rename(&new, &old).unwrap();
+        assert!(!passes(world, read).contains("secret"));
+        fs::remove_file(&old).unwrap();
+        passes(world, "test ! -e ~/.cargo/credentials.toml || test ! -s ~/.cargo/credentials.toml");
+        world.file("home/.cargo/credentials.toml", "secret");
+        assert!(!passes(world, read).contains("secret"));
+        assert_eq!(holders(&place(world)).len(), 1);
+    });
+}
+
+/// What a run does to the directories of a layer that others need.
+#[test]
+fn what_a_run_breaks_in_a_layer_is_mended() {
+    each_user(|world| {
+        furnish(world);
+        for script in [
+            "cd ~/.cargo; rm -rf registry; ln -s /etc registry",
+            "cd ~/.cargo; rm -rf registry; echo > registry",
+            "chmod 000 ~/.cargo/registry",
+            "rm -rf ~/.cargo/registry",
+            "chmod 000 ~/.npm",
+            "rm -rf ~/.npm/_cacache; ln -s /etc ~/.npm/_cacache",
+        ] {
+            world.run(&scripted(world, &["--level", "full"], script));
+            let wrote = passes(world, "echo own > ~/.cargo/registry/own; cat ~/.cargo/registry/own; echo > ~/.npm/own");
+            assert_eq!(wrote, "own\n", "{script}");
+        }
+        assert_eq!(holders(&place(world)).len(), 1);
+    });
+}
+
+/// A pipe or a lock that its caller left open.
+#[test]
+fn a_holder_keeps_nothing_of_whoever_started_it() {
+    each_user(|world| {
+        furnish(world);
+        let run = [&[binary().as_str(), "run", "--mode", "never", "--"][..], &["/usr/bin/true"]].concat().join(" ");
+        let lock = world.home().join("lock").display().to_string();
+        // `flock` ends when nobody has the lock, `cat` when nobody has the pipe.
+        let script =
+            format!("exec 9>{lock}; flock 9; (exec 8>&1; {run}) | cat; exec 9>&-; flock --timeout 20 {lock} echo free");
+        let output = world.run(&world.bare(&["sh", "-c", &script]));
+        assert_eq!(output.stdout, "free\n", "{}", output.stderr);
+        assert_eq!(holders(&place(world)).len(), 1);
+    });
+}
+
+#[test]
+fn a_directory_that_is_another_one_has_another_layer() {
+    each_user(|world| {
+        furnish(world);
+        passes(world, "echo 1 > ~/.npm/own; test \"$(cat ~/.npm/_cacache/seen)\" = host");
+        let npm = world.home().join(".npm");
+        fs::rename(&npm, world.home().join("aside")).unwrap();
+        world.dir("home/.npm");
+        world.file("home/.npm/new", "new");
+        assert_eq!(passes(world, "cat ~/.npm/new; cat ~/.npm/own"), "new1\n");
+    });
+}
+
+#[test]
+fn a_holder_ends_with_what_it_holds() {
+    each_user(|world| {
+        furnish(world);
+        passes(world, "echo 1 > ~/.npm/own");
+        let place = place(world);
+        assert_eq!(holders(&place).len(), 1);
+        let cleared = cache(world, &["clear", "--all"]);
+        assert_eq!(cleared.ended, Ended::Code(0), "{}", cleared.stderr);
+        soon("the holder ends", || holders(&place).is_empty());
+        assert!(!passes(world, "ls -a ~/.npm").contains("own"));
+    });
+}
+
+/// A holder gives layers of its workspace to whoever runs things in it, and a run is not
+/// that: with a layer in its hands it would write to that of another workspace.
+#[test]
+fn a_holder_gives_nothing_to_what_is_in_a_sandbox() {
+    each_user(|world| {
+        furnish(world);
+        passes(world, "echo 1 > ~/.npm/own");
+        let place = place(world).display().to_string();
+        let home = world.home().display().to_string();
+        let ask = ["/usr/bin/python3", "-c", ASK, &place, &home];
+        let outside = world.run(&world.bare(&ask));
+        assert_eq!(outside.stdout, "l 2\n", "{}", outside.stderr);
+        // Whatever walls there are, by the holder itself.
+        let walled = world.bare(&[&["setpriv", "--no-new-privs"][..], &ask].concat());
+        assert!(!world.run(&walled).stdout.contains("l "));
+        for level in ["full", "restricted"] {
+            let grant = format!("socket {place}/holder");
+            for options in [&["--level", level][..], &["--level", level, "--grant", &grant]] {
+                let inside = world.run(&world.stockade(&[&["--mode", "never"], options].concat(), &ask));
+                assert!(!inside.stdout.contains("l "), "{options:?}: {}{}", inside.stdout, inside.stderr);
+            }
+        }
+    });
+}
