@@ -3,10 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use stockade_testkit::Ended;
 use stockade_tests::cross_section::few_or_all;
 
@@ -21,13 +23,13 @@ const SOON: Duration = Duration::from_secs(30);
 /// Asks a holder for a layer of `~/.npm`, as a run is asked for, and says what came.
 const ASK: &str = r#"
 import array, json, os, socket, sys
-place, home = sys.argv[1:]
+socket_path, home = sys.argv[1:]
 lower = os.stat(home + "/.npm")
-ask = [{"tool": "npm", "directory": home + "/.npm", "identity": [lower.st_dev, lower.st_ino], "mode": 448, "directories": []}]
+ask = [{"tool": "npm", "directory": home + "/.npm", "identity": [lower.st_dev, lower.st_ino], "mode": 448, "directories": [], "hidden": []}]
 line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 line.settimeout(10)
 try:
-    line.connect(place + "/holder")
+    line.connect(socket_path)
     line.send(json.dumps(ask).encode())
     text, rest, _, _ = line.recvmsg(64, 4096)
 except OSError as error:
@@ -228,6 +230,113 @@ fn what_was_hidden_stays_so_under_its_old_name() {
     });
 }
 
+/// What is hidden may lie elsewhere than where the plan names it, in a cache or in the
+/// workspace: a run that gave it another name would leave it to the next.
+#[test]
+fn what_a_link_leads_to_is_hidden_under_any_name() {
+    each_user(|world| {
+        furnish(world);
+        world.dir("home/.gradle");
+        world.dir("home/.gradle/caches");
+        for (link, text, place) in [
+            (".npmrc", ".npm/npmrc", ".npm/npmrc"),
+            (".gradle/gradle.properties", "caches/own", ".gradle/caches/own"),
+            (".cargo/credentials", "registry/own", ".cargo/registry/own"),
+        ] {
+            world.file(&format!("home/{place}"), "//registry/:_authToken=secret");
+            symlink(text, world.home().join(link)).unwrap();
+            let new = format!("{place}2");
+            let rename = format!("mv ~/{place} ~/{new}; ln ~/{place} ~/{new}; cp ~/{place} ~/{new}; rm -f ~/{place}");
+            world.run(&scripted(world, &["--level", "full"], &rename));
+            let read = format!("cat ~/{new} ~/{link} ~/{place} 2>&1 || true");
+            assert!(!passes(world, &read).contains("secret"), "{link}");
+            assert!(fs::read_to_string(world.home().join(place)).unwrap().contains("secret"));
+        }
+        world.dir("home/.config");
+        world.dir("home/.config/stockade");
+        world.file("home/.config/stockade/config.toml", "[profiles.workspace]\nhide = [\"./secrets\"]\n");
+        world.file("ws/real", "secret");
+        symlink("real", world.workspace().join("secrets")).unwrap();
+        for level in ["full", "restricted"] {
+            world.run(&scripted(world, &["--level", level], "mv real other; ln real other; cp real other"));
+            let read = world.run(&scripted(world, &["--level", level], "cat real other secrets"));
+            assert!(!read.stdout.contains("secret"), "{level}: {}", read.stdout);
+        }
+    });
+}
+
+/// A name that a run has open shows what it was; what the host puts in its place is hidden.
+#[test]
+fn what_another_run_has_open_is_hidden_nevertheless() {
+    each_user(|world| {
+        furnish(world);
+        let [named, real] = ["credentials.toml", "real.toml"].map(|name| world.home().join(".cargo").join(name));
+        fs::rename(&named, &real).unwrap();
+        symlink("real.toml", &named).unwrap();
+        let open = "exec 9< ~/.cargo; python3 -c 'import os,time; d = os.path.expanduser(\"~/.cargo/credentials.toml\"); \
+                    f = os.open(d, os.O_PATH | os.O_NOFOLLOW); time.sleep(30)' & true";
+        let read = "cat ~/.cargo/credentials.toml ~/.cargo/real.toml 2>&1 || true";
+        while_a_run_lasts(world, open, || {
+            fs::remove_file(&named).unwrap();
+            fs::rename(&real, &named).unwrap();
+            assert!(!passes(world, read).contains("secret"));
+            fs::rename(&named, world.home().join(".cargo/away")).unwrap();
+            symlink("real.toml", &named).unwrap();
+            assert!(!passes(world, read).contains("secret"));
+        });
+    });
+}
+
+/// Whoever is given no layers has some of its own: none is read-only.
+#[test]
+fn a_run_that_is_lent_nothing_mounts_for_itself() {
+    each_user(|world| {
+        furnish(world);
+        let write = "echo own > ~/.npm/own; echo own > ~/.cargo/registry/own; cat ~/.npm/own ~/.cargo/registry/own";
+        let script = world.file("ws/write.sh", write).display().to_string();
+        let binary = binary();
+        let run = [&binary, "run", "--mode", "never", "--level", "full", "--", "sh", &script];
+        let walled = world.bare(&[&["setpriv", "--no-new-privs"][..], &run].concat());
+        for _ in 0..3 {
+            assert_eq!(passes(world, write), "own\nown\n");
+            let output = world.run(&walled);
+            assert_eq!((output.ended, output.stdout.as_str()), (Ended::Code(0), "own\nown\n"), "{}", output.stderr);
+        }
+        // Another directory at the path, while a run lasts.
+        let npm = world.home().join(".npm");
+        while_a_run_lasts(world, "cat ~/.npm/_cacache/seen", || {
+            fs::rename(&npm, world.home().join("aside")).unwrap();
+            world.dir("home/.npm");
+            assert_eq!(passes(world, write), "own\nown\n");
+        });
+        // A holder that answers nobody.
+        let stopped = holders(&place(world));
+        let signal = |pid: &u32, signal| kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
+        stopped.iter().for_each(|pid| signal(pid, Signal::STOP));
+        assert_eq!(passes(world, write), "own\nown\n");
+        stopped.iter().for_each(|pid| signal(pid, Signal::CONT));
+    });
+}
+
+/// Whoever may look into any process finds a layer in a holder, by a link that a run left.
+#[test]
+fn no_link_leads_into_a_process_by_its_number() {
+    each_user(|world| {
+        furnish(world);
+        let make = "for n in 32000 99999 4000000; do ln -s /proc/$n/root/sys/npm l$n; ln -s ../../../../../proc/$n/fd/3 r$n; done; \
+                    ln -s /proc p; ln -s p/77777/cwd c; true";
+        for level in ["full", "restricted"] {
+            world.run(&scripted(world, &["--level", level], make));
+            let links = fs::read_dir(world.workspace()).unwrap().flatten().filter(|entry| entry.path().is_symlink());
+            let names: Vec<_> = links.map(|entry| entry.file_name()).filter(|name| name != "p").collect();
+            assert!(names.is_empty(), "{level}: {names:?}");
+        }
+        let holder = holders(&place(world));
+        let [holder] = holder[..] else { panic!("{holder:?}") };
+        assert_eq!(fs::read_dir(format!("/proc/{holder}/root/sys")).unwrap().count(), 0);
+    });
+}
+
 /// What a run does to the directories of a layer that others need.
 #[test]
 fn what_a_run_breaks_in_a_layer_is_mended() {
@@ -299,16 +408,16 @@ fn a_holder_gives_nothing_to_what_is_in_a_sandbox() {
     each_user(|world| {
         furnish(world);
         passes(world, "echo 1 > ~/.npm/own");
-        let place = place(world).display().to_string();
+        let socket = place(world).join(concat!("holder-", env!("CARGO_PKG_VERSION"))).display().to_string();
         let home = world.home().display().to_string();
-        let ask = ["/usr/bin/python3", "-c", ASK, &place, &home];
+        let ask = ["/usr/bin/python3", "-c", ASK, &socket, &home];
         let outside = world.run(&world.bare(&ask));
         assert_eq!(outside.stdout, "l 2\n", "{}", outside.stderr);
         // Whatever walls there are, by the holder itself.
         let walled = world.bare(&[&["setpriv", "--no-new-privs"][..], &ask].concat());
         assert!(!world.run(&walled).stdout.contains("l "));
         for level in ["full", "restricted"] {
-            let grant = format!("socket {place}/holder");
+            let grant = format!("socket {socket}");
             for options in [&["--level", level][..], &["--level", level, "--grant", &grant]] {
                 let inside = world.run(&world.stockade(&[&["--mode", "never"], options].concat(), &ask));
                 assert!(!inside.stdout.contains("l "), "{options:?}: {}{}", inside.stdout, inside.stderr);

@@ -19,7 +19,8 @@ use crate::caches::{HolderProgram, Lease, Renewal};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{Keeper, Kept, Told};
 use crate::launch::{
-    Blueprint, LaunchError, Launched, Launching, NetworkEnds, Nursery, Outfit, Stdio, begin, is_staged, late_roots,
+    Blueprint, LaunchError, Launched, Launching, NetworkEnds, Nursery, Outfit, Stdio, begin, hidden_there, is_staged,
+    late_roots,
 };
 use crate::limits::{Guard, LimitError, small_disk};
 use crate::powers::Powers;
@@ -127,34 +128,51 @@ impl NativeBackend {
 
 impl NativeBackend {
     /// What a run is given besides its plan.
-    fn outfit(
-        &self,
-        plan: &Plan,
-        (io, asks): (Io, bool),
-        edge: &Edge,
-        (staging, lease): (Option<&Staging>, Option<&Lease>),
-    ) -> Outfit {
-        let mut outfit = Outfit {
-            overlay: staging.and_then(|staging| staging.overlay().cloned()),
+    fn outfit(&self, plan: &Plan, (io, asks): (Io, bool), edge: &Edge) -> Outfit {
+        Outfit {
             terminal: io == Io::Terminal,
             asks,
             private: self.within.clone(),
             own_network: self.lead.is_some(),
             late: if plan.level == Level::Full { Vec::new() } else { late_roots(plan) },
             ..way_out::outfit(plan, edge)
-        };
-        if let Some(lease) = lease {
-            outfit.kept.clone_from(&lease.private);
-            outfit.merged.clone_from(&lease.merged);
-            outfit.environment.extend(lease.environment.clone());
         }
-        outfit
+    }
+
+    /// Begins a sandbox, with the caches of tools that it has. Where the layers that were asked
+    /// for do not come it is begun anew, with its own.
+    fn begin_with_layers(
+        &self,
+        plan: &Plan,
+        outfit: impl Fn() -> Outfit,
+        streams: &Streams,
+    ) -> Result<(Option<Lease>, Outfit, Launching), StartError> {
+        let hidden = hidden_there(plan);
+        let mut holder = self.holder.as_ref();
+        loop {
+            let mut lease = Lease::of(plan, &hidden, self.caches.as_deref(), holder);
+            let mut outfit = Outfit { hidden: Some(hidden.clone()), ..outfit() };
+            if let Some(lease) = &lease {
+                outfit.kept.clone_from(&lease.private);
+                outfit.merged.clone_from(&lease.merged);
+                outfit.environment.extend(lease.environment.clone());
+            }
+            let launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
+            match lease.as_mut().map(Lease::receive).transpose() {
+                Ok(layers) => {
+                    layers.flatten().map_or(Ok(()), |layers| launching.lend(&layers)).map_err(unlaunched)?;
+                    return Ok((lease, outfit, launching));
+                }
+                Err(_) => holder = None,
+            }
+        }
     }
 
     /// The powers of the broker for a sandbox of this.
     fn powers(&self, plan: &Plan, launching: &Launching, (outfit, lease): (&Outfit, Option<&Lease>)) -> Powers {
         let mut powers = powers(plan, launching);
         powers.read_late(&outfit.late);
+        powers.hide_where_it_lies(plan, outfit.hidden.as_deref().unwrap_or_default());
         if let Some(lease) = lease {
             powers.keep_read_only(&lease.read_only);
             powers.layered_at(lease.layers());
@@ -206,15 +224,15 @@ impl Backend for NativeBackend {
         let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
         let renewal = Renewal::of(plan, self.caches.as_deref());
-        let mut lease = Lease::of(plan, self.caches.as_deref(), self.holder.as_ref());
         let (undoing, recorder) = Undoing::of(plan, self.undo.as_deref())?.unzip();
         let signing = Signing::of(plan, self.signing.as_ref())?;
-        let mut outfit = self.outfit(plan, (*io, hold), &edge, (staging.as_ref(), lease.as_ref()));
-        signing.equip(plan, &mut outfit);
-        let mut launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
-        if let Some(layers) = lease.as_mut().and_then(Lease::receive) {
-            launching.lend(&layers).map_err(unlaunched)?;
-        }
+        let equip = |outfit: Outfit| {
+            let mut outfit = Outfit { overlay: staging.as_ref().and_then(|s| s.overlay().cloned()), ..outfit };
+            signing.equip(plan, &mut outfit);
+            outfit
+        };
+        let begun = self.begin_with_layers(plan, || equip(self.outfit(plan, (*io, hold), &edge)), &streams)?;
+        let (lease, outfit, mut launching) = begun;
         // The init builds; the limits and the two threads get ready meanwhile.
         let guard = Guard::prepare(plan, launching.init_pid()).map_err(unlimited)?;
         launching.enter(&guard.entrances().map_err(unlimited)?).map_err(unlaunched)?;

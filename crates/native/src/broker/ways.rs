@@ -15,6 +15,12 @@ use crate::guards::view::{Chain, There, at, parent};
 use crate::guards::{View, open_host_root};
 use crate::powers::{Refusal, covers, to_path};
 
+/// Whether a path lies in the directory that procfs has for a process by its number.
+fn is_in_process(path: &[u8]) -> bool {
+    let number = path.strip_prefix(b"/proc/").and_then(|rest| rest.split(|byte| *byte == b'/').next());
+    number.is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit))
+}
+
 /// As git looks for a repository at an address (`enter_repo` in path.c).
 const ENDS: [&[u8]; 4] = [b"", b"/.git", b".git", b".git/.git"];
 
@@ -36,6 +42,10 @@ impl Service {
             let Some(Chain { end, missing, closed, .. }) = view.resolve(&at(parent(path), text)) else { continue };
             if closed.is_some() {
                 return refuse("a link whose way cannot be followed to its end".to_owned());
+            }
+            // One may have this number later, and be of the person's or of Stockade's.
+            if is_in_process(&end) {
+                return refuse("a link to what a process has open".to_owned());
             }
             if number > 0 && view.shows_as(own, &end) {
                 continue;

@@ -1,6 +1,5 @@
 //! Layers that the holder of a workspace lends to a run; and how a holder is started.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,8 +18,9 @@ use stockade_sys::{Errno, passing};
 use super::holder::{LAST, Wanted};
 use super::open_file;
 
-/// The socket of a holder, in the directory of its workspace.
-const SOCKET: &str = "holder";
+/// The socket of a holder, in the directory of its workspace. A program of another version is
+/// not asked: it may understand something else, or lend what this one would not.
+const SOCKET: &str = concat!("holder-", env!("CARGO_PKG_VERSION"));
 /// The file that is locked by who starts one.
 const STARTING: &str = "holder.lock";
 
@@ -48,8 +48,8 @@ pub struct HolderProgram {
 pub(super) struct Loan {
     /// The holder stays as long as it is open.
     line: OwnedFd,
-    /// The tools whose layers these are, in the order of the request.
-    tools: Vec<String>,
+    /// How many layers were asked for.
+    count: usize,
     /// Of the set, which nobody else may use meanwhile.
     lock: Option<OwnedFd>,
 }
@@ -62,7 +62,7 @@ impl HolderProgram {
             Err(_) => self.start_alone(home, path)?,
         };
         passing::send(line.as_fd(), &serde_json::to_vec(wanted)?, &[])?;
-        Ok(Loan { line, tools: wanted.iter().map(|one| one.tool.clone()).collect(), lock: None })
+        Ok(Loan { line, count: wanted.len(), lock: None })
     }
 
     /// Starts a holder, unless somebody else just did.
@@ -131,25 +131,27 @@ fn listen_in(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 }
 
 impl Loan {
-    /// Waits for the layers, by tool. What the kernel refuses is absent.
-    pub(super) fn receive(&mut self) -> io::Result<BTreeMap<String, OwnedFd>> {
-        let mut trees = BTreeMap::new();
+    /// Waits for the layers, in the order of the request.
+    ///
+    /// # Errors
+    /// Where not all of them come in time.
+    pub(super) fn receive(&mut self) -> io::Result<Vec<OwnedFd>> {
+        let until = Instant::now() + ANSWERS_WITHIN;
+        let mut trees = Vec::new();
         loop {
-            let mut bytes = [0; passing::MAX_DESCRIPTORS];
-            let received = passing::receive(self.line.as_fd(), &mut bytes, true)?;
+            // Whoever answers could else go on for ever.
+            let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
+            set_socket_timeout(&self.line, Timeout::Recv, Some(left.max(AGAIN)))?;
+            let mut kind = [0];
+            let received = passing::receive(self.line.as_fd(), &mut kind, true)?;
             let mut descriptors = received.descriptors.into_iter().flatten();
-            let (Some((kind, indexes)), Some(lock)) =
-                (bytes.get(..received.length).and_then(<[u8]>::split_first), descriptors.next())
-            else {
+            let (1, Some(lock)) = (received.length, descriptors.next()) else {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             };
             self.lock = Some(lock);
-            for (index, tree) in indexes.iter().zip(descriptors) {
-                let tool = self.tools.get(usize::from(*index)).ok_or(io::ErrorKind::InvalidData)?;
-                trees.insert(tool.clone(), tree);
-            }
-            if *kind == LAST {
-                return Ok(trees);
+            trees.extend(descriptors);
+            if kind == [LAST] {
+                return if trees.len() == self.count { Ok(trees) } else { Err(io::ErrorKind::InvalidData.into()) };
             }
         }
     }

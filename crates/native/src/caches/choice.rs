@@ -43,13 +43,14 @@ pub(super) struct MergedPlace {
     pub mode: u32,
     /// Directories in it that are no data, and shown as the host has them.
     pub shown: Vec<PathBuf>,
-    /// What is hidden in it, whether the host has it or not.
-    pub hidden: Vec<PathBuf>,
+    /// What is hidden in it, and as which objects: device and inode.
+    pub hidden: Vec<(PathBuf, (u64, u64))>,
 }
 
-/// The way of each cache that is a layer. `overlays` tells whether there can be any.
-pub(super) fn choose(plan: &Plan, overlays: bool) -> Vec<(&ToolCache, Way)> {
-    let hidden = Hidden::of(plan);
+/// The way of each cache that is a layer. `overlays` tells whether there can be any, `hidden`
+/// what of the plan's hidden paths is there, without links.
+pub(super) fn choose<'p>(plan: &'p Plan, overlays: bool, hidden: &[PathBuf]) -> Vec<(&'p ToolCache, Way)> {
+    let hidden = Hidden::of(plan, hidden);
     let caches = plan.profile.filesystem.caches.iter();
     caches.filter_map(|cache| Some((cache, way(plan, cache, overlays.then_some(&hidden))?))).collect()
 }
@@ -73,7 +74,7 @@ fn way(plan: &Plan, cache: &ToolCache, overlays: Option<&Hidden<'_>>) -> Option<
         if !has_mounts(cache, own, &within) {
             let shown = if is_whole { Vec::new() } else { other_directories(cache, (real, own))? };
             let (identity, mode) = ((own.stat.st_dev, own.stat.st_ino), own.stat.st_mode & 0o777 | 0o700);
-            let hidden = hidden.within_cache(cache, real);
+            let hidden = hidden.objects_within(real);
             return Some(Way::Merged(MergedPlace { directory: real.clone(), identity, mode, shown, hidden }));
         }
     }
@@ -107,15 +108,18 @@ struct Hidden<'p> {
     /// Those of which bytes tell what lies in what, sorted.
     plain: Vec<&'p [u8]>,
     others: Vec<&'p Path>,
+    /// What is there of all, without links.
+    there: &'p [PathBuf],
 }
 
 impl<'p> Hidden<'p> {
-    fn of(plan: &'p Plan) -> Self {
+    fn of(plan: &'p Plan, there: &'p [PathBuf]) -> Self {
         let all = plan.profile.filesystem.hide.iter().map(stockade_model::RawText::as_path);
+        let all = all.chain(there.iter().map(PathBuf::as_path));
         let (plain, others): (Vec<_>, _) = all.partition(|path| is_plain(path));
         let mut plain: Vec<&[u8]> = plain.into_iter().map(|path| path.as_os_str().as_bytes()).collect();
         plain.sort_unstable();
-        Self { plain, others }
+        Self { plain, others, there }
     }
 
     /// Whether something that is hidden is, holds or lies in the data of a cache.
@@ -126,15 +130,11 @@ impl<'p> Hidden<'p> {
             || self.others.iter().any(|hidden| real.starts_with(hidden) || is_data(cache, real, hidden))
     }
 
-    /// Those that lie in a cache, which the plan may name by a link.
-    fn within_cache(&self, cache: &ToolCache, real: &Path) -> Vec<PathBuf> {
-        let of = |tree: &Path| {
-            let others = self.others.iter().copied().filter(|hidden| hidden.starts_with(tree));
-            let within = self.within(tree).chain(others).filter_map(|hidden| hidden.strip_prefix(tree).ok());
-            within.map(|within| real.join(within)).collect::<Vec<_>>()
-        };
-        let named = cache.directory.as_path();
-        if named == real { of(real) } else { [of(real), of(named)].concat() }
+    /// Those that lie in `tree`, as they are there.
+    fn objects_within(&self, tree: &Path) -> Vec<(PathBuf, (u64, u64))> {
+        let within = self.there.iter().filter(|hidden| hidden.starts_with(tree));
+        let object = |path: &PathBuf| lstat(path).map(|stat| (path.clone(), (stat.st_dev, stat.st_ino))).ok();
+        within.filter_map(object).collect()
     }
 
     /// Those that lie in `tree`.
@@ -251,6 +251,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::fs;
 
+    use crate::launch::hidden_there;
     use stockade_model::{Environment, ExecRules, Filesystem, Limits, Network, Profile, RawText, RequestId};
 
     struct Scene {
@@ -306,7 +307,7 @@ mod tests {
 
         #[track_caller]
         fn check(&self, expected: &str) {
-            let found = choose(&self.plan, true).into_iter().map(|(cache, way)| {
+            let found = choose(&self.plan, true, &hidden_there(&self.plan)).into_iter().map(|(cache, way)| {
                 let way = match way {
                     Way::Merged(place) => format!("merged, {} shown", place.shown.len()),
                     Way::Private => "private".to_owned(),

@@ -68,6 +68,8 @@ pub(super) struct Wanted {
     pub(super) mode: u32,
     /// Names of directories in it that may be changed.
     pub(super) directories: Vec<String>,
+    /// What is hidden in it, as the objects they were.
+    pub(super) hidden: Vec<(RawText, (u64, u64))>,
 }
 
 /// No process can hold the layers of a workspace.
@@ -105,7 +107,7 @@ pub fn hold_layers(home: &Path) -> Result<(), HolderError> {
     let shelf = mount_shelf().map_err(io)?;
     caps::make_opaque().map_err(io)?;
     let walls = walls_of("self")?;
-    let mut holder = Holder { listener, home, set, shelf, walls, held: HashMap::new(), runs: Vec::new() };
+    let mut holder = Holder { listener, home, set, shelf, walls, held: HashMap::new(), mounted: 0, runs: Vec::new() };
     Ok(holder.serve().map_err(io)?)
 }
 
@@ -127,7 +129,10 @@ struct Holder {
     set: Set,
     shelf: OwnedFd,
     walls: Vec<String>,
+    /// By tool.
     held: HashMap<String, Held>,
+    /// How many layers were mounted so far.
+    mounted: u64,
     /// The connections of those that use layers.
     runs: Vec<OwnedFd>,
 }
@@ -135,17 +140,33 @@ struct Holder {
 /// A layer that is mounted.
 struct Held {
     identity: (u64, u64),
+    /// What is hidden in it from those who use it.
+    hidden: Vec<(RawText, (u64, u64))>,
+    /// Where it is on the shelf.
+    name: CString,
     tree: OwnedFd,
 }
 
 impl Held {
-    /// Makes it as it would be if it were mounted now: it shows what the host has, but for
-    /// names that another run uses, and what a run closed or replaced is as it must be. Tells
-    /// whether that could be done.
-    fn is_fit_for(&self, wanted: &Wanted) -> bool {
+    /// Makes it as it would be if it were mounted now: it shows what the host has, and what a
+    /// run closed or replaced is as it must be. Tells whether that could be done.
+    ///
+    /// # Errors
+    /// Where others use it, and something else was hidden then. A name that is in use stays
+    /// as it was looked up, and the covers of a run use the names of what is hidden from it:
+    /// an old name could show what is hidden now.
+    fn renew(&mut self, wanted: &Wanted, is_shared: bool) -> Result<bool, Errno> {
+        if is_shared && self.hidden != wanted.hidden {
+            return Err(Errno::STALE);
+        }
+        self.hidden.clone_from(&wanted.hidden);
         let tree = self.tree.as_fd();
-        let mended = || mount::forget_names(tree).and_then(|()| mend(tree, &wanted.directories));
-        self.identity == wanted.identity && mended().is_ok()
+        Ok(mount::forget_names(tree).and_then(|()| mend(tree, &wanted.directories)).is_ok())
+    }
+
+    /// Runs that use it keep it.
+    fn let_go(self, shelf: BorrowedFd<'_>) {
+        let _ = mount::detach_at(shelf, &self.name);
     }
 }
 
@@ -179,12 +200,11 @@ impl Holder {
         let is_asked = is_over.next().unwrap_or(false);
         // They say nothing more: whatever comes is their end.
         self.runs.retain(|_| !is_over.next().unwrap_or(false));
-        if is_asked
-            && let Ok(run) = accept_with(&self.listener, SocketFlags::CLOEXEC)
-            && self.runs.len() < MAX_RUNS
-            && self.answer(run.as_fd()).is_ok()
-        {
-            self.runs.push(run);
+        if is_asked {
+            let run = accept_with(&self.listener, SocketFlags::CLOEXEC)?;
+            if self.runs.len() < MAX_RUNS && self.answer(run.as_fd()).is_ok() {
+                self.runs.push(run);
+            }
         }
         Ok(())
     }
@@ -201,17 +221,16 @@ impl Holder {
         let mut text = vec![0; REQUEST_BYTES];
         let length = passing::receive(run, &mut text, false)?.length;
         let wanted: Vec<Wanted> = serde_json::from_slice(text.get(..length).unwrap_or_default())?;
-        let copies = wanted.iter().take(MAX_MERGED).zip(0_u8..);
-        let copies: Vec<(u8, OwnedFd)> = copies.filter_map(|(one, index)| Some((index, self.copy_of(one)?))).collect();
+        // All or none: a run that gets none mounts a set of its own.
+        let copies = wanted.iter().take(MAX_MERGED).map(|one| self.copy_of(one)).collect::<Result<Vec<_>, _>>()?;
         // The lock of the set goes along, and is held as long as anybody uses a layer.
         let lock = self.set.lock.as_fd();
         let mut rest = copies.chunks(passing::MAX_DESCRIPTORS - 1).peekable();
         loop {
             let some = rest.next().unwrap_or_default();
             let kind = if rest.peek().is_some() { MORE } else { LAST };
-            let bytes: Vec<u8> = std::iter::once(kind).chain(some.iter().map(|(index, _)| *index)).collect();
-            let trees = some.iter().map(|(_, tree)| tree.as_fd());
-            passing::send(run, &bytes, &std::iter::once(lock).chain(trees).collect::<Vec<_>>())?;
+            let trees = some.iter().map(AsFd::as_fd);
+            passing::send(run, &[kind], &std::iter::once(lock).chain(trees).collect::<Vec<_>>())?;
             if kind == LAST {
                 return Ok(());
             }
@@ -219,19 +238,27 @@ impl Holder {
     }
 
     /// A copy of the mount of a layer, which is made where there is none.
-    fn copy_of(&mut self, wanted: &Wanted) -> Option<OwnedFd> {
-        if !self.held.get(&wanted.tool).is_some_and(|held| held.is_fit_for(wanted)) {
-            let tree = self.mount(wanted).ok()?;
-            self.held.insert(wanted.tool.clone(), Held { identity: wanted.identity, tree });
+    fn copy_of(&mut self, wanted: &Wanted) -> Result<OwnedFd, Errno> {
+        let is_shared = !self.runs.is_empty();
+        let is_fit = match self.held.get_mut(&wanted.tool) {
+            Some(held) if held.identity == wanted.identity => held.renew(wanted, is_shared)?,
+            _ => false,
+        };
+        if !is_fit {
+            // Its upper directory is in use as long as any copy of it is.
+            if is_shared && self.held.contains_key(&wanted.tool) {
+                return Err(Errno::BUSY);
+            }
+            if let Some(before) = self.held.remove(&wanted.tool) {
+                before.let_go(self.shelf.as_fd());
+            }
+            let held = self.mount(wanted)?;
+            self.held.insert(wanted.tool.clone(), held);
         }
-        mount::copy_tree(self.held.get(&wanted.tool)?.tree.as_fd(), c"").ok()
+        mount::copy_tree(self.held.get(&wanted.tool).ok_or(Errno::NOENT)?.tree.as_fd(), c"")
     }
 
-    fn mount(&mut self, wanted: &Wanted) -> Result<OwnedFd, Errno> {
-        if self.held.remove(&wanted.tool).is_some() {
-            // Of a directory that is another one now. Runs that use it keep it.
-            mount::detach_at(self.shelf.as_fd(), &shelf_name(&wanted.tool)?)?;
-        }
+    fn mount(&mut self, wanted: &Wanted) -> Result<Held, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let lower = openat2(CWD, wanted.directory.as_path(), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
         let found = fstat(&lower)?;
@@ -239,27 +266,23 @@ impl Holder {
             return Err(Errno::STALE);
         }
         let places = self.set.places(&wanted.tool, wanted.mode, &wanted.directories)?;
+        let places = (places.upper.as_fd(), places.work.as_fd());
+        self.mounted += 1;
+        let name = CString::new(self.mounted.to_string()).map_err(|_| Errno::INVAL)?;
         let until = Instant::now() + BUSY_WAIT;
-        let name = shelf_name(&wanted.tool)?;
-        loop {
-            let places = (places.upper.as_fd(), places.work.as_fd());
+        let tree = loop {
             match shelve(self.shelf.as_fd(), &name, lower.as_fd(), places) {
                 Err(Errno::BUSY) if Instant::now() < until => std::thread::sleep(BUSY_LOOK_EVERY),
-                other => return other,
+                other => break other?,
             }
-        }
+        };
+        Ok(Held { identity: wanted.identity, hidden: wanted.hidden.clone(), name, tree })
     }
-}
-
-fn shelf_name(tool: &str) -> Result<CString, Errno> {
-    CString::new(tool).map_err(|_| Errno::INVAL)
 }
 
 impl Drop for Holder {
     /// Before the marks of the mounts are removed.
     fn drop(&mut self) {
-        for tool in self.held.drain().map(|(tool, _)| tool) {
-            let _ = shelf_name(&tool).and_then(|name| mount::detach_at(self.shelf.as_fd(), &name));
-        }
+        self.held.drain().for_each(|(_, held)| held.let_go(self.shelf.as_fd()));
     }
 }

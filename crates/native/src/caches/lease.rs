@@ -79,11 +79,12 @@ impl Drop for Lease {
 
 impl Lease {
     /// Makes the layers of `plan` ready, in `place`. Where they cannot be had the run
-    /// goes without: a tool then asks for what it writes.
-    pub fn of(plan: &Plan, place: Option<&Path>, holder: Option<&HolderProgram>) -> Option<Self> {
+    /// goes without: a tool then asks for what it writes. `hidden` is what of the plan's
+    /// hidden paths is there, without links.
+    pub fn of(plan: &Plan, hidden: &[PathBuf], place: Option<&Path>, holder: Option<&HolderProgram>) -> Option<Self> {
         let place = place.filter(|_| plan.level != Level::None && !plan.profile.filesystem.caches.is_empty())?;
         let mut lease = Self::default();
-        if let Err(errno) = lease.fill(plan, place, holder) {
+        if let Err(errno) = lease.fill((plan, hidden), place, holder) {
             let failed = Some(format!("the directory of the workspace's caches: {errno}"));
             let mut none = Self::default();
             none.tools.failed = failed;
@@ -93,13 +94,14 @@ impl Lease {
         Some(lease)
     }
 
-    /// Waits for the layers that were asked for, by the number of their directory; none where
-    /// nothing is lent. What is absent is read-only.
-    pub fn receive(&mut self) -> Option<Vec<(u8, OwnedFd)>> {
-        let Overlays::Borrowed(loan) = &mut self.overlays else { return None };
-        let mut trees = loan.receive().unwrap_or_default();
-        let numbered = (0..).zip(&self.tools.merged);
-        Some(numbered.filter_map(|(number, tool)| Some((number, trees.remove(tool)?))).collect())
+    /// Waits for the layers that were asked for, in the order of their directories; none where
+    /// nobody was asked.
+    ///
+    /// # Errors
+    /// Where not all of them are lent: the run can mount its own.
+    pub fn receive(&mut self) -> std::io::Result<Option<Vec<OwnedFd>>> {
+        let Overlays::Borrowed(loan) = &mut self.overlays else { return Ok(None) };
+        loan.receive().map(Some)
     }
 
     /// Lets go of the names that the run knows: once its processes have ended, and before
@@ -116,8 +118,13 @@ impl Lease {
         }
     }
 
-    fn fill(&mut self, plan: &Plan, place: &Path, holder: Option<&HolderProgram>) -> Result<(), Errno> {
-        let mut ways = debug_span!("look at caches").in_scope(|| choose(plan, true));
+    fn fill(
+        &mut self,
+        (plan, hidden): (&Plan, &[PathBuf]),
+        place: &Path,
+        holder: Option<&HolderProgram>,
+    ) -> Result<(), Errno> {
+        let mut ways = debug_span!("look at caches").in_scope(|| choose(plan, true, hidden));
         if ways.iter().all(|(_, way)| matches!(way, Way::ReadOnly(_))) {
             ways.into_iter().for_each(|(cache, way)| self.keep_read_only(cache, way));
             return Ok(());
@@ -134,7 +141,7 @@ impl Lease {
             self.overlays =
                 debug_span!("ask for layers").in_scope(|| overlays(home.as_fd(), &path, holder, &wanted))?;
             if matches!(self.overlays, Overlays::Absent) {
-                ways = choose(plan, false);
+                ways = choose(plan, false, hidden);
             }
         }
         for (cache, way) in ways {
@@ -168,8 +175,8 @@ impl Lease {
             }
         };
         self.tools.merged.push(cache.tool.clone());
-        let MergedPlace { directory, shown, hidden, .. } = found;
-        self.merged.push(MergedDirectory { directory, layer, directories, files, shown, hidden });
+        let MergedPlace { directory, shown, .. } = found;
+        self.merged.push(MergedDirectory { directory, layer, directories, files, shown });
         Ok(())
     }
 
@@ -250,6 +257,7 @@ fn wanted(cache: &ToolCache, way: &Way) -> Option<Wanted> {
         identity: found.identity,
         mode: found.mode,
         directories: data_of(cache).0,
+        hidden: found.hidden.iter().map(|(path, object)| (path.clone().into(), *object)).collect(),
     })
 }
 

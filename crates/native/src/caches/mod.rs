@@ -10,7 +10,7 @@
 //! KEY/plain/TOOL     a private directory, shared by all runs of the workspace
 //! KEY/merged/N/      a set of layers, mounted once at a time: `lock`, `boot`, and
 //! KEY/merged/N/TOOL  `upper` and `work` of one overlay
-//! KEY/holder         the socket of the process that holds a set, where there is one
+//! KEY/holder-VERSION the socket of the process that holds a set, where there is one
 //! ```
 //!
 //! While no run uses them `plain` and `merged` have a random end, `plain.RANDOM`: a run knows
@@ -36,7 +36,7 @@ mod store;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{Mode, OFlags, fchmod, fstat, openat};
 use stockade_sys::Errno;
 
 pub use borrow::HolderProgram;
@@ -66,7 +66,13 @@ fn open_lock(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 /// A file of our own in `directory`, made where it is missing.
 fn open_file(directory: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(directory, name, flags, Mode::RUSR | Mode::WUSR)
+    let own = Mode::RUSR | Mode::WUSR;
+    let file = openat(directory, name, flags, own)?;
+    // Whatever the mask said when it was made.
+    if !Mode::from_raw_mode(fstat(&file)?.st_mode).contains(own) {
+        fchmod(&file, own)?;
+    }
+    Ok(file)
 }
 
 fn is_key(name: &str) -> bool {

@@ -1,6 +1,7 @@
 //! A set of overlays: the directories that they write to, used by one holder or one run
 //! at a time. Looks at nothing of the host's.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
@@ -30,8 +31,8 @@ pub(super) struct Set {
     pub(super) lock: OwnedFd,
     home: OwnedFd,
     directory: OwnedFd,
-    /// Of the overlays.
-    tools: Vec<OwnedFd>,
+    /// Of the overlays, by tool.
+    tools: BTreeMap<String, OwnedFd>,
     /// Whether something in the home waits to be removed.
     has_leaving: bool,
 }
@@ -46,7 +47,7 @@ pub(super) struct Places {
 impl Drop for Set {
     /// What may wait for the disk. What cannot be done is done by the next start.
     fn drop(&mut self) {
-        for tool in &self.tools {
+        for tool in self.tools.values() {
             let _ = ready_work(tool.as_fd());
         }
         if self.has_leaving {
@@ -77,7 +78,7 @@ impl Set {
                 Err(errno) => return Err(errno),
             }
             let has_leaving = empty_after_restart(directory.as_fd(), home.as_fd())?;
-            return Ok(Some(Self { number, lock, home, directory, tools: Vec::new(), has_leaving }));
+            return Ok(Some(Self { number, lock, home, directory, tools: BTreeMap::new(), has_leaving }));
         }
         Ok(None)
     }
@@ -85,13 +86,13 @@ impl Set {
     /// Makes the directories of the overlay of a tool ready, whose own has this mode, and
     /// those in it that may be changed.
     pub(super) fn places(&mut self, tool: &str, mode: u32, directories: &[String]) -> Result<Places, Errno> {
-        let tool = own_directory(self.directory.as_fd(), tool, 0o700)?;
-        let upper = own_directory(tool.as_fd(), "upper", mode)?;
+        let own = own_directory(self.directory.as_fd(), tool, 0o700)?;
+        let upper = own_directory(own.as_fd(), "upper", mode)?;
         for name in directories {
             own_directory(upper.as_fd(), name, 0o755)?;
         }
-        let work = ready_work(tool.as_fd())?;
-        self.tools.push(tool);
+        let work = ready_work(own.as_fd())?;
+        self.tools.insert(tool.to_owned(), own);
         Ok(Places { upper, work })
     }
 }

@@ -19,12 +19,9 @@ use crate::limits::quotas;
 
 use super::command::{Command, candidates, cwd_identity};
 use super::error::LaunchError;
-use super::layout::{
-    Attachment, Layout, Nature, Spot, c_string, devices, existing, is_staged, layout, refuse_planted_link,
-};
+use super::layout::{Attachment, Layout, Nature, Spot, c_string, devices, is_staged, layout, refuse_planted_link};
 use super::merge::merge_steps;
 use super::outfit::Outfit;
-use super::presence::Presence;
 use super::restricted::{DEVICES, OPEN_DIRECTORIES, PrivateDirectory, Reads, other_devices};
 use super::step::{ScratchEntry, Step, TempSize};
 
@@ -312,7 +309,7 @@ const OWN_FILES: &str = "/run";
 fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Result<Parts, LaunchError> {
     let program = candidates.first().map(|c| Path::new(std::ffi::OsStr::from_bytes(c.to_bytes())));
     let program = program.and_then(|p| p.canonicalize().ok());
-    let Layout { attachments, missing, uncovered, in_layers } = layout(plan, program.as_deref(), outfit)?;
+    let Layout { attachments, missing, uncovered } = layout(plan, program.as_deref(), outfit)?;
     let ruleset = new_ruleset(abi, access::changing(abi), 0)?;
     let mapped_by_caller = may_map_for_others();
     let mut steps = Vec::from(first_steps(mapped_by_caller)?);
@@ -339,7 +336,6 @@ fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Resul
             steps.push(Step::Devices(devices()?));
         }
     }
-    steps.extend(Some(in_layers).filter(|paths| !paths.is_empty()).map(Step::CoverInLayers));
     if !watched.is_empty() {
         steps.push(Step::Watch(watched));
     }
@@ -367,8 +363,7 @@ pub(super) fn first_steps(mapped_by_caller: bool) -> Result<[Step; FIRST_STEPS],
 
 fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchError> {
     let files = &plan.profile.filesystem;
-    let mut presence = Presence::default();
-    let mut hidden: Vec<PathBuf> = files.hide.iter().filter_map(|path| existing(path, &mut presence)).collect();
+    let mut hidden = outfit.hidden_there(plan).into_owned();
     let uncovered = files.hide.len() - hidden.len();
     // Nobody's files keep root from the disks. Walls around have few devices of their own.
     if !outfit.is_within_walls() {

@@ -144,19 +144,18 @@ impl Launching {
         self.launched.init_pid
     }
 
-    /// Hands over layers that another process holds, by the number of their directory. The
+    /// Hands over layers that another process holds, in the order of their directories. The
     /// init waits for them where an outfit borrows any.
     ///
     /// # Errors
     /// [`LaunchError`], where they do not get there.
-    pub(crate) fn lend(&self, layers: &[(u8, OwnedFd)]) -> Result<(), LaunchError> {
+    pub(crate) fn lend(&self, layers: &[OwnedFd]) -> Result<(), LaunchError> {
         let mut rest = layers.chunks(MAX_DESCRIPTORS).peekable();
         loop {
             let some = rest.next().unwrap_or_default();
-            let (mut indexes, is_last) = ([0; MAX_DESCRIPTORS], rest.peek().is_none());
-            indexes.iter_mut().zip(some).for_each(|(slot, (index, _))| *slot = *index);
-            let trees: Vec<BorrowedFd<'_>> = some.iter().map(|(_, tree)| tree.as_fd()).collect();
-            match (Message::Layers { indexes, is_last }).send(self.launched.control.as_fd(), &trees) {
+            let is_last = rest.peek().is_none();
+            let trees: Vec<BorrowedFd<'_>> = some.iter().map(AsFd::as_fd).collect();
+            match (Message::Layers { is_last }).send(self.launched.control.as_fd(), &trees) {
                 // Its last word, why it is gone, is read by who waits for it.
                 Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
                 Err(errno) => return Err(LaunchError::call("hand over the layers")(errno)),

@@ -122,8 +122,6 @@ pub struct MergedDirectory {
     pub files: Vec<String>,
     /// Directories in it that are seen as the host has them.
     pub shown: Vec<PathBuf>,
-    /// What is hidden in it, whether the host has it or not.
-    pub hidden: Vec<PathBuf>,
 }
 
 impl MergedDirectory {
@@ -200,8 +198,6 @@ pub(super) struct Attachment {
     /// For [`Nature::Hidden`] and [`Nature::Provided`]: its name in the run's own
     /// filesystem.
     pub(super) placeholder: CString,
-    /// Whether it lies in a layer, which may show something else there than the host has.
-    pub(super) in_layer: bool,
     /// For [`Nature::Private`]: nothing writable of the host's lies beneath, so
     /// the kernel alone can tell the run's own files from others.
     pub(super) floor_allows: bool,
@@ -229,8 +225,6 @@ pub(super) struct Layout {
     pub(super) missing: Vec<PathBuf>,
     /// How many paths to hide do not exist: what is not there cannot be covered.
     pub(super) uncovered: usize,
-    /// Paths to hide that a layer may show though nothing is attached there, beneath the root.
-    pub(super) in_layers: Vec<CString>,
 }
 
 /// Works out the view for `plan`; `program` is what will be executed, if it
@@ -266,12 +260,11 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>, outfit: &Outfit) -> Re
         natures.entry(path).or_insert(Nature::Visible { even_hidden: false });
     }
     let revealed: Vec<PathBuf> = files.reveal.iter().filter_map(|path| existing(path, &mut presence)).collect();
-    let to_hide: Vec<PathBuf> = files.hide.iter().filter_map(|path| existing(path, &mut presence)).collect();
+    let to_hide = outfit.hidden_there(plan);
     let uncovered = files.hide.len() - to_hide.len();
-    for path in to_hide.into_iter().filter(|path| !revealed.contains(path)) {
-        if !matches!(natures.get(&path), Some(Nature::Writable | Nature::Staged)) {
-            let children = placeholder_children(&path);
-            natures.insert(path, Nature::Hidden(children));
+    for path in to_hide.iter().filter(|path| !revealed.contains(path)) {
+        if !matches!(natures.get(path), Some(Nature::Writable | Nature::Staged)) {
+            natures.insert(path.clone(), Nature::Hidden(placeholder_children(path)));
         }
     }
     for path in revealed {
@@ -294,14 +287,7 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>, outfit: &Outfit) -> Re
     for (index, (path, _)) in outfit.files.iter().enumerate() {
         natures.insert(provided_at(path)?, Nature::Provided(index));
     }
-    let in_layers = in_layers(&outfit.merged, &natures)?;
-    Ok(Layout { attachments: attachments(natures)?, missing, uncovered, in_layers })
-}
-
-/// What is hidden in merged directories where nothing else is attached.
-fn in_layers(merged: &[MergedDirectory], natures: &BTreeMap<PathBuf, Nature>) -> Result<Vec<CString>, LaunchError> {
-    let hidden = merged.iter().flat_map(|merged| &merged.hidden).filter(|path| !natures.contains_key(*path));
-    hidden.filter_map(|path| path.strip_prefix("/").ok()).map(|path| c_string(path.as_os_str())).collect()
+    Ok(Layout { attachments: attachments(natures)?, missing, uncovered })
 }
 
 /// Where a file is put that the run is given: in the place of what is there, which
@@ -359,7 +345,6 @@ pub(super) fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Atta
             identity: Identity { device: metadata.dev(), inode: metadata.ino() },
             scaffold,
             placeholder: c_string(OsStr::new(&format!("h{}", kept.len())))?,
-            in_layer: around.is_some_and(|(_, a)| a.in_layer || matches!(a.nature, Nature::Merged(_))),
             floor_allows: true,
         };
         outer.push(kept.len());
@@ -524,6 +509,12 @@ pub(super) fn placeholder_children(path: &Path) -> Vec<(CString, bool)> {
 }
 
 /// The object that a path of the plan means, if it exists.
+/// What of the paths that a plan hides is there, without links.
+pub(crate) fn hidden_there(plan: &Plan) -> Vec<PathBuf> {
+    let mut presence = Presence::default();
+    plan.profile.filesystem.hide.iter().filter_map(|path| existing(path, &mut presence)).collect()
+}
+
 pub(super) fn existing(text: &RawText, presence: &mut Presence) -> Option<PathBuf> {
     // Most are not there.
     presence.has(text.as_path()).then(|| text.as_path().canonicalize().ok())?

@@ -1,19 +1,19 @@
 //! Overlays over directories of the host, in the user namespace of the run. All but
 //! `merge_steps` runs in the init: system calls only.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Timespec, fstat, openat};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Timespec, openat};
 use rustix::thread::nanosleep;
 use stockade_sys::Errno;
 use stockade_sys::landlock::access;
-use stockade_sys::mount::{Forbids, attach, copy_tree, new_filesystem};
+use stockade_sys::mount::{Forbids, attach, new_filesystem};
 use stockade_sys::resolve::DescriptorPath;
 
 use super::layout::{Attachment, Merged, Nature, Overlay, Spot};
 use super::message::Message;
-use super::step::{Site, Step, open_plain, rights, verify};
+use super::step::{Site, Step, open_plain, verify};
 
 /// How often an upper directory that is still mounted is tried again, and how long after: soon
 /// at first, and then for some seconds, which a busy machine may need.
@@ -43,56 +43,19 @@ pub(super) fn merge(site: &mut Site<'_>, index: usize, lower: &Spot, overlay: &O
 /// Takes over the layers that come along with messages of the caller's: copies of mounts
 /// that another process holds.
 pub(super) fn take_layers(site: &mut Site<'_>) -> Result<(), Errno> {
+    let mut number = 0;
     loop {
-        let Some((Message::Layers { indexes, is_last }, received)) = Message::receive(site.control, true)? else {
+        let Some((Message::Layers { is_last }, received)) = Message::receive(site.control, true)? else {
             return Err(Errno::PROTO);
         };
-        for (index, tree) in indexes.into_iter().zip(received.descriptors) {
-            if let (Some(slot), Some(tree)) = (site.merged.get_mut(usize::from(index)), tree) {
-                *slot = Some(tree);
-            }
+        for tree in received.descriptors.into_iter().flatten() {
+            *site.merged.get_mut(number).ok_or(Errno::PROTO)? = Some(tree);
+            number += 1;
         }
         if is_last {
             return Ok(());
         }
     }
-}
-
-/// Attaches what lies in a layer. An overlay keeps the names it has looked up, as long as
-/// somebody uses them: where it shows nothing, there is nothing to cover or to show.
-pub(super) fn attach_in_layer(site: &mut Site<'_>, attachment: &Attachment, tree: BorrowedFd<'_>) -> Result<(), Errno> {
-    let Some((target, directory)) = shown(site, attachment.relative())? else { return Ok(()) };
-    if directory == attachment.directory {
-        attach(tree, target.as_fd())?;
-        return site.allow(tree, rights(attachment));
-    }
-    if matches!(attachment.nature, Nature::Hidden(_)) { cover(site, (&target, directory)) } else { Ok(()) }
-}
-
-/// Covers paths, as far as a layer shows them: another run may use a name there that the
-/// host has given up.
-pub(super) fn cover_in_layers(site: &mut Site<'_>, paths: &[CString]) -> Result<(), Errno> {
-    paths.iter().try_for_each(|path| match shown(site, path)? {
-        Some((target, directory)) => cover(site, (&target, directory)),
-        None => Ok(()),
-    })
-}
-
-/// What is at a path of the run's root, and whether it is a directory.
-fn shown(site: &Site<'_>, path: &CStr) -> Result<Option<(OwnedFd, bool)>, Errno> {
-    match open_plain(site.root()?, path, ResolveFlags::IN_ROOT) {
-        Ok(target) => {
-            let directory = FileType::from_raw_mode(fstat(&target)?.st_mode).is_dir();
-            Ok(Some((target, directory)))
-        }
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
-        Err(errno) => Err(errno),
-    }
-}
-
-fn cover(site: &mut Site<'_>, (target, directory): (&OwnedFd, bool)) -> Result<(), Errno> {
-    let placeholder = copy_tree(site.placeholders()?, if directory { c"void" } else { c"empty" })?;
-    attach(placeholder.as_fd(), target.as_fd())
 }
 
 /// An overlay of this user namespace: its marks are attributes that its user may

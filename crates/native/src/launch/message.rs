@@ -45,7 +45,7 @@ pub(super) enum Message {
     Plan { umask: Option<u32> },
     /// To the init: layers that another process holds come along, for the merged directories
     /// of these numbers.
-    Layers { indexes: [u8; passing::MAX_DESCRIPTORS], is_last: bool },
+    Layers { is_last: bool },
     /// To the init: send this signal to the command's process group.
     Signal(i32),
 }
@@ -98,7 +98,7 @@ impl Message {
             Self::Standing => (12, 0, 0, 0, 0),
             Self::Stopped { signal } => (13, 0, signal, 0, 0),
             Self::Written { bytes } => (14, 0, 0, bytes, 0),
-            Self::Layers { indexes, is_last } => (15, 0, i32::from(is_last), u64::from_ne_bytes(indexes), 0),
+            Self::Layers { is_last } => (15, 0, i32::from(is_last), 0, 0),
         };
         let mut bytes = [0; SIZE];
         bytes[0..4].copy_from_slice(&u32::to_ne_bytes(kind));
@@ -146,7 +146,7 @@ impl Message {
             12 => Self::Standing,
             13 => Self::Stopped { signal: b },
             14 => Self::Written { bytes: long(16)? },
-            15 => Self::Layers { indexes: long(16)?.to_ne_bytes(), is_last: b != 0 },
+            15 => Self::Layers { is_last: b != 0 },
             _ => return None,
         })
     }
@@ -177,7 +177,7 @@ mod tests {
             Message::Built { parts: Parts(5) },
             Message::Groups,
             Message::Standing,
-            Message::Layers { indexes: [3, 0, 15, 1, 2, 4, 5, 255], is_last: true },
+            Message::Layers { is_last: true },
         ] {
             message.send(one.as_fd(), &[]).unwrap();
             assert_eq!(Message::receive(other.as_fd(), true).unwrap().unwrap().0, message);

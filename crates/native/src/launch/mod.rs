@@ -37,7 +37,7 @@ pub(crate) use launched::readable_before;
 pub use launched::{ExitReport, HiddenReads, Launched, Launching, Stdio, begin, launch};
 pub(crate) use layout::PRIVATE;
 pub use layout::{Layer, MergedDirectory, Overlay};
-pub(crate) use layout::{MAX_MERGED, is_staged};
+pub(crate) use layout::{MAX_MERGED, hidden_there, is_staged};
 pub use network::{NetworkEnds, Sockets};
 pub(crate) use network::{OWN_V4, OWN_V6};
 pub use nursery::{MountTable, Nursery};

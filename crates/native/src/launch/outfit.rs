@@ -1,6 +1,7 @@
 //! What a run is given besides its plan: where its writes wait, variables, files
 //! that are not the host's. It must not know what they are for.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 use stockade_model::{Plan, RawText};
 
 use super::error::LaunchError;
-use super::layout::{Layer, MergedDirectory, Overlay, c_string};
+use super::layout::{Layer, MergedDirectory, Overlay, c_string, hidden_there};
 
 /// What a run is given besides its plan.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +36,8 @@ pub struct Outfit {
     /// Directories of the host that are seen beneath what runs write in them: at level
     /// full alone.
     pub merged: Vec<MergedDirectory>,
+    /// What of the paths to hide is there, without links, where it was looked for already.
+    pub hidden: Option<Vec<PathBuf>>,
     /// Writable roots that no rule of the kernel's lets it read: at level restricted alone.
     pub late: Vec<PathBuf>,
     /// Whether somebody may be asked for more than the limits.
@@ -89,6 +92,11 @@ impl NamedFile {
 }
 
 impl Outfit {
+    /// What of the paths to hide is there.
+    pub(super) fn hidden_there(&self, plan: &Plan) -> Cow<'_, [PathBuf]> {
+        self.hidden.as_deref().map_or_else(|| Cow::Owned(hidden_there(plan)), Cow::Borrowed)
+    }
+
     /// Whether another process lends layers.
     pub(super) fn borrows(&self) -> bool {
         self.merged.iter().any(|merged| matches!(merged.layer, Layer::Lent))

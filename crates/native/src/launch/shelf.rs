@@ -24,11 +24,14 @@ pub(crate) fn enter_own_mounts() -> Result<(), LaunchError> {
 }
 
 /// A filesystem of this process's own, to hold mounts in: out of the way of every path of
-/// the host's that may be held.
+/// the host's that may be held. Another one lies on it, so that no path leads there, and who
+/// may look into this process from outside finds nothing.
 pub(crate) fn mount_shelf() -> Result<OwnedFd, Errno> {
     let forbids = Forbids { devices: true, setuid: true, ..Forbids::default() };
-    let shelf = new_filesystem(c"tmpfs", &[(c"mode", c"0700")], forbids)?;
+    let new = || new_filesystem(c"tmpfs", &[(c"mode", c"0700")], forbids);
+    let shelf = new()?;
     attach_at(shelf.as_fd(), CWD, c"/sys")?;
+    attach_at(new()?.as_fd(), CWD, c"/sys")?;
     Ok(shelf)
 }
 

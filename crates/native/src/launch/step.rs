@@ -19,7 +19,7 @@ use stockade_sys::{Errno, keyring};
 
 use super::error::LaunchError;
 use super::layout::{Attachment, Device, Identity, MAX_MERGED, Nature, Overlay, Spot};
-use super::merge::{attach_in_layer, attach_merged, cover_in_layers, lay_over, merge, take_layers};
+use super::merge::{attach_merged, lay_over, merge, take_layers};
 use super::message::Message;
 use super::network::Network;
 use super::walls::Walls;
@@ -92,7 +92,7 @@ impl<'a> Site<'a> {
         self.root.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
     }
 
-    pub(super) fn placeholders(&self) -> Result<BorrowedFd<'_>, Errno> {
+    fn placeholders(&self) -> Result<BorrowedFd<'_>, Errno> {
         self.placeholders.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
     }
 
@@ -132,8 +132,6 @@ pub(super) enum Step {
     Merge { index: usize, lower: Spot, overlay: Overlay },
     /// The layers that another process holds, from the caller.
     TakeLayers,
-    /// Paths to hide that the host does not have, where a layer shows them nevertheless.
-    CoverInLayers(Vec<CString>),
     /// The copy attached and made read-only.
     Root { size: Option<TempSize> },
     /// Directories and files in the run's own filesystem.
@@ -207,7 +205,7 @@ impl Step {
             Self::Quotas(_) => "quotas",
             Self::CopyRoot => "copy-root",
             Self::Stage { .. } => "stage",
-            Self::Merge { .. } | Self::TakeLayers | Self::CoverInLayers(_) => "merge",
+            Self::Merge { .. } | Self::TakeLayers => "merge",
             Self::Root { .. } => "root",
             Self::Scratch(_) => "scratch",
             Self::Attach(_) => "attach",
@@ -262,7 +260,6 @@ impl Step {
                 format!("what is written in {path} stays in a layer")
             }
             Self::TakeLayers => "layers that the runs of the workspace share".to_owned(),
-            Self::CoverInLayers(paths) => format!("{} paths hidden where a layer still shows them", paths.len()),
             Self::Root { .. } => "the host's root, read-only".to_owned(),
             Self::Scratch(entries) => format!("{} entries in a private temporary filesystem", entries.len()),
             Self::Attach(attachment) => describe_attachment(attachment),
@@ -309,7 +306,6 @@ impl Step {
             }
             Self::Merge { index, lower, overlay } => merge(site, *index, lower, overlay),
             Self::TakeLayers => take_layers(site),
-            Self::CoverInLayers(paths) => cover_in_layers(site, paths),
             Self::Root { size } => build_root(site, size.as_ref()),
             Self::Scratch(entries) => entries.iter().try_for_each(|e| make_entry(site.scratch()?, e)),
             Self::Attach(attachment) => attach_one(site, attachment),
@@ -483,9 +479,6 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
             restrict(tree.as_fd(), Forbids { write: false, ..forbids }, true)?;
         }
         _ => restrict(tree.as_fd(), forbids, true)?,
-    }
-    if attachment.in_layer {
-        return attach_in_layer(site, attachment, tree.as_fd());
     }
     let target = open_plain(site.root()?, attachment.relative(), ResolveFlags::IN_ROOT)?;
     attach(tree.as_fd(), target.as_fd())?;
