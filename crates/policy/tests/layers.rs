@@ -105,6 +105,7 @@ fn errors_name_the_place() {
         (User, "[profiles.x.env]\npas = [\"AB\"]"),
         (User, "[profiles.x]\nenv.set.\"A B\" = \"c\""),
         (User, "[profiles.x]\nlimits.temp = \"2GB\""),
+        (User, "[profiles.x]\nlimits.memory = \"100TiB\""),
         (User, "[profiles.x]\nlimits.open_files = 2"),
         (User, "[profiles.x]\nlimits.open_files = -2"),
         (User, "[profiles.x]\nprotect = [\"/etc\"]"),
