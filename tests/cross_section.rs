@@ -5,8 +5,7 @@
 
 use std::collections::BTreeMap;
 
-/// Asks tests that are no rows for all that they can play.
-const VARIABLE: &str = "STOCKADE_ALL";
+use stockade_testkit::plays_all;
 
 /// What a suite was asked for.
 #[derive(Clone, Debug)]
@@ -97,22 +96,13 @@ impl Turn {
     }
 }
 
-/// How much a test of rounds or seconds plays: a few, or all of them where `STOCKADE_ALL` is set.
-pub fn few_or_all<T>(few: T, all: T) -> T {
-    if is_all() { all } else { few }
-}
-
 /// Who plays a test that takes long: one of these, or each where `STOCKADE_ALL` is set.
 pub fn one_or_each<T>(test: &str, of: Vec<T>) -> Vec<T> {
-    if is_all() {
+    if plays_all() {
         return of;
     }
     let number = chosen(test, of.len());
     of.into_iter().skip(number).take(1).collect()
-}
-
-fn is_all() -> bool {
-    std::env::var_os(VARIABLE).is_some_and(|value| !value.is_empty())
 }
 
 /// Which of so many is a name's own: the same for ever, on every machine.

@@ -107,6 +107,26 @@ fn nobody_agrees_beforehand() {
 }
 
 #[test]
+fn a_hook_is_asked_about_once() {
+    each_user(|world| {
+        for (level, key) in [("full", "o"), ("full", "n"), ("restricted", "o")] {
+            let world = &World::new(world.account.user);
+            let made = world.run(&world.bare(&["git", "init", "-q", "."]));
+            assert!(made.text().is_empty(), "{}", made.text());
+            let script = "echo 'exit 0' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit";
+            let mut terminal = Terminal::start(world, &asked(world, &["--level", level], &["sh", "-c", script]));
+            terminal.expect("Writes a file that runs or configures programs later");
+            terminal.expect("allow?");
+            terminal.press(key);
+            let (code, text) = terminal.finish();
+            assert_eq!(world.workspace().join(".git/hooks/pre-commit").exists(), key == "o", "{text}");
+            assert_eq!(code == 0, key == "o", "{text}");
+            assert_eq!(text.matches("allow?").count(), 1, "{text}");
+        }
+    });
+}
+
+#[test]
 fn a_program_that_git_is_told_to_start_is_asked_about_once() {
     each_user(|world| {
         for key in ["o", "n"] {

@@ -13,7 +13,7 @@ use crate::session::leavings;
 use crate::world::{World, each_user, one_user};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
-use stockade_tests::cross_section::few_or_all;
+use stockade_testkit::few_or_all;
 
 /// How long the program may take to say what it was asked for.
 const SAYS_WITHIN: Timespec = Timespec { tv_sec: 150, tv_nsec: 0 };

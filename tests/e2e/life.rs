@@ -8,8 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use stockade_testkit::{Ended, Running};
-use stockade_tests::cross_section::few_or_all;
+use stockade_testkit::{Ended, Running, few_or_all};
 use tempfile::TempDir;
 
 use crate::world::{each_user, one_user};

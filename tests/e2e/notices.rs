@@ -44,7 +44,7 @@ fn a_program_hears_of_ends_of_limits_and_of_what_is_lost() {
         configure(world, &section);
         let ended = create(world, &["--label", "task=7"]);
         done(world, &["destroy", &ended]);
-        assert_eq!(heard_of(&heard, &ended, "ended").as_deref(), Some("asked for"));
+        assert_eq!(heard_of(&heard, &ended, "ended").as_deref(), Some("its user asked for it"));
         assert_eq!(heard()[0]["labels"]["task"], "7");
         // Nobody is there who would read the configuration again.
         let brief = create(world, &["--ttl", "1s"]);

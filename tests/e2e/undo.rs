@@ -391,6 +391,23 @@ fn undo_takes_back_what_git_did() {
     });
 }
 
+/// Git overwrites what is ignored without a word where the other branch tracks it.
+#[test]
+fn undo_takes_back_an_ignored_file_that_another_branch_overwrites() {
+    each_user(|world| {
+        let set = "export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b; ";
+        let script = "git init -q -b main . && git commit -q --allow-empty -m one && git checkout -q -b other && \
+                      echo theirs > build.log && git add build.log && git commit -qm two && git checkout -q main && \
+                      echo build.log > .gitignore && echo mine > build.log";
+        world.passes(&[], &["sh", "-c", &format!("{set}{script}")]);
+        for level in LEVELS {
+            for command in ["git checkout -q other", "git switch -q other"] {
+                comes_back(world, level, &format!("{command}; grep -q theirs build.log"));
+            }
+        }
+    });
+}
+
 #[test]
 fn further_runs_are_undone_one_after_the_other() {
     each_user(|world| {

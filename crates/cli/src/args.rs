@@ -471,7 +471,6 @@ fn granular(classes: &str) -> Result<GranularMode, String> {
 /// The longest time that can be asked for: a year.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// `NAME=AMOUNT`.
 /// The command that these words name, e.g. `stockade sandbox exec`.
 pub fn command_path(typed: impl Iterator<Item = OsString>) -> String {
     let mut command = Typed::command();
@@ -484,6 +483,7 @@ pub fn command_path(typed: impl Iterator<Item = OsString>) -> String {
     path
 }
 
+/// `NAME=AMOUNT`.
 pub(crate) fn limit(text: &str) -> Result<(Limit, u64), String> {
     let (name, amount) = text.split_once('=').ok_or("expected NAME=AMOUNT, e.g. memory=2GiB")?;
     let limit =
@@ -626,6 +626,7 @@ mod tests {
             "run --timeout 9999d -- true",
             "run --limit memory -- true",
             "run --limit memory=8GB -- true",
+            "run --limit memory=100TiB -- true",
             "run --limit swap=1GiB -- true",
             "run --limit open_files=3 -- true",
             "run --no-sandbox -- true",

@@ -103,7 +103,7 @@ fn misunderstood(error: &clap::Error) -> command::Ended {
         return Ok(exit::FAILURE);
     }
     let typed = std::env::args_os().skip(1);
-    Err(render::failure::usage(&error.render().to_string(), &args::command_path(typed)))
+    Err(render::failure::usage(error, &args::command_path(typed)))
 }
 
 /// An error to the person, on standard error. Nowhere else to say so if that fails.

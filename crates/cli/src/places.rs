@@ -108,6 +108,19 @@ pub fn state_path(variables: Variables<'_>) -> Result<PathBuf, Failure> {
     Ok(sources(None, variables)?.state_directory)
 }
 
+/// The directories of Stockade's own files: configuration of each layer, and the state. Those
+/// that a link leads to are there by both names. Empty where the home directory is not known.
+pub fn own_directories(variables: Variables<'_>) -> Vec<PathBuf> {
+    let Ok(sources) = sources(None, variables) else { return Vec::new() };
+    let files = [&sources.managed_file, &sources.system_file, &sources.user_file];
+    let mut own: Vec<PathBuf> = files.into_iter().filter_map(|file| file.parent()).map(Path::to_owned).collect();
+    own.push(sources.state_directory);
+    own.extend(own.clone().iter().filter_map(|directory| directory.canonicalize().ok()));
+    own.sort();
+    own.dedup();
+    own
+}
+
 /// Makes the person's directory for configuration of programs (0700) where the home has none:
 /// a run cannot make it, because Stockade's own would lie in it.
 pub fn make_configuration_directory(sources: &Sources) {

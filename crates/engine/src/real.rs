@@ -14,7 +14,7 @@ use stockade_model::{
 };
 use stockade_policy::{
     Circumstances, Obligations, Rule, Settings, complete_grants, configured_files, effective_environment, is_history,
-    is_registry_settings, may_escalate, resolve_profile, rule_in,
+    is_registry_settings, may_escalate, resolve_profile, rule_in, written_hooks,
 };
 use stockade_shell::{Context, Judged, Takes};
 use stockade_store::{Consent, Store};
@@ -206,6 +206,7 @@ impl Judge for RuleJudge {
         surroundings::carry(&judged.neutralisation, request, self.settings.home(), &mut environment);
         let mut effects: Vec<Grant> = judged.effects.into_iter().map(EffectUse::into_grant).collect();
         effects.extend(configured_files(request, &judged.assessment));
+        effects.extend(written_hooks(request, &judged.assessment));
         let plan = Plan {
             request: request.id.clone(),
             attempt,

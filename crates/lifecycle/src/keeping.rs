@@ -55,7 +55,7 @@ pub enum Why {
     Expired,
     /// Nobody used it.
     Idle,
-    /// Whoever made or destroyed it was killed.
+    /// The process that made or destroyed it was killed.
     Abandoned,
     /// It is not taken over after a restart.
     Restarted,
@@ -65,10 +65,10 @@ impl Why {
     /// As a person reads it.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Asked => "asked for",
+            Self::Asked => "its user asked for it",
             Self::Expired => "its time to live is over",
-            Self::Idle => "nobody used it",
-            Self::Abandoned => "whoever was at it was killed",
+            Self::Idle => "its idle time is over",
+            Self::Abandoned => "its owner process was killed",
             Self::Restarted => "it is not kept over a restart",
         }
     }

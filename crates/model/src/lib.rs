@@ -56,7 +56,9 @@ pub use limit::{Limit, Limits};
 pub use network::{ConnectionEnd, ConnectionRecord, Host, HostError, HostName, HostUse, Target};
 pub use outcome::{AttemptRecord, Decision, Outcome, RequestedGrant, Staged, Status, Usage, Verdict};
 pub use plan::{OWN_TREES, Plan};
-pub use profile::{CacheSharing, DEFAULT_UNDO_BYTES, Environment, Filesystem, Network, Profile, ToolCache};
+pub use profile::{
+    CacheSharing, DEFAULT_UNDO_BYTES, DroppedVariables, Environment, Filesystem, Network, Profile, ToolCache,
+};
 pub use program::{ExecRules, ProgramPattern, ProgramPatternError};
 pub use project_files::{PROJECT_FILES, is_project_file};
 pub use protected_names::{DEFAULT_PROTECTED_NAMES, NameClass, PROTECTED_NAMES, judged_names};

@@ -38,6 +38,10 @@ pub enum Limit {
     Output,
 }
 
+/// Memory that no machine has more of. A smaller limit may still be more than this machine has:
+/// a configuration file is for several machines, and each holds what it can.
+const MAX_MEMORY_BYTES: u64 = 64 << 40;
+
 impl Limit {
     /// All of them, in the order in which they are shown.
     pub const ALL: [Self; 12] = [
@@ -91,7 +95,12 @@ impl Limit {
         match self {
             Self::Wall | Self::CpuTime => duration_ms(text),
             Self::Cpus => thousandths(text),
-            Self::Memory | Self::Disk | Self::Io | Self::FileSize | Self::Temp | Self::Output => size_bytes(text),
+            // More than that is a slip, not a limit.
+            Self::Memory => size_bytes(text).and_then(|bytes| match bytes {
+                0..=MAX_MEMORY_BYTES => Ok(bytes),
+                _ => Err("no machine has more memory than 64TiB: give less, or leave this limit out"),
+            }),
+            Self::Disk | Self::Io | Self::FileSize | Self::Temp | Self::Output => size_bytes(text),
             // With fewer descriptors no program starts.
             Self::OpenFiles => count(text).and_then(|n| if n < 16 { Err("at least 16") } else { Ok(n) }),
             Self::Processes | Self::Inodes => count(text),
@@ -233,6 +242,13 @@ mod tests {
             assert_eq!(serde_json::to_value(limit).unwrap(), limit.name());
         }
         assert_eq!(Limit::named("swap"), None);
+    }
+
+    #[test]
+    fn more_memory_than_any_machine_has_is_no_limit() {
+        assert_eq!(Limit::Memory.parse("64TiB"), Ok(MAX_MEMORY_BYTES));
+        assert!(Limit::Memory.parse("100TiB").is_err_and(|why| why.contains("64TiB")));
+        assert!(Limit::Disk.parse("100TiB").is_ok());
     }
 
     #[test]

@@ -118,9 +118,20 @@ pub enum Network {
 pub struct Environment {
     /// Names that pass; a trailing `*` matches any tail.
     pub pass: Vec<String>,
-    /// Names that never pass; each `*` stands for any text. Only a name written
-    /// out in `pass` outweighs a pattern here, and nothing a name.
-    pub drop: Vec<String>,
+    /// Variables that never pass. Only a name written out in `pass` outweighs a pattern
+    /// here, and nothing a name.
+    pub drop: Vec<DroppedVariables>,
     /// Variables set to a value.
     pub set: BTreeMap<String, RawText>,
+}
+
+/// Variables that do not pass.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DroppedVariables {
+    /// A name; each `*` stands for any text.
+    pub pattern: String,
+    /// True if a configuration file says so, not a shipped profile: the pattern then covers also
+    /// variables that pass for what they say.
+    pub is_own: bool,
 }

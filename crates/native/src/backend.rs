@@ -4,7 +4,7 @@
 //! Neither ever waits for a person. It must not know rules, questions or the log.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use stockade_egress::{DoorEvent, Edge, EdgeError, Lead, Resolve, SystemResolver, Trust};
@@ -327,7 +327,9 @@ fn powers(plan: &Plan, launching: &Launching) -> Powers {
         powers.stage();
     }
     if plan.level == Level::Full {
-        powers.not_attached(launching.missing().iter().cloned());
+        // What a yes to the command agrees to has no mount of its own either.
+        let agreed = plan.effects.iter().filter(|grant| matches!(grant, Grant::Write(_))).filter_map(Grant::path);
+        powers.not_attached(launching.missing().iter().cloned().chain(agreed.map(Path::to_owned)));
     }
     powers
 }

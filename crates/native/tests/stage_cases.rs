@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use stage_support::{Scene, assert_same, copy_tree, picture, run_in};
 use stockade_native::stage::{Change, CommitError, How, Kind, Meanwhile, Wanted, Why};
+use stockade_testkit::few_or_all;
 
 /// Seconds since the epoch before which no test runs: older times were set.
 const FRESH: i64 = 1_600_000_000;
@@ -360,7 +361,7 @@ fn thousands_of_files_are_committed_with_progress() {
     // As an overlay would leave them, without the cost of one.
     let upper = scene.root.join("stages").join(id.as_str()).join("upper");
     // Fifty thousand of them where everything is asked for.
-    let each = if std::env::var_os("STOCKADE_ALL").is_some() { 500 } else { 100 };
+    let each = few_or_all(100, 500);
     for directory in 0..100 {
         std::fs::create_dir(upper.join(format!("d{directory}"))).unwrap();
         for file in 0..each {

@@ -58,18 +58,17 @@ const EDITORS: &[&str] = &[
 ];
 const PAGERS: &[&str] = &["less", "less -F", "less -R", "less -FR", "less -FRX", "more", "most", "cat", ""];
 
-/// The names of variables which pass for what they say that a pattern covers: those of editors,
-/// pagers and registries.
-pub(crate) fn judged_names(pattern: &str) -> impl Iterator<Item = &'static str> {
-    let all = OF_EDITOR.iter().chain(OF_PAGER).chain(OF_REGISTRY).copied();
-    all.filter(move |name| text_matches(pattern, name))
+/// Whether a variable is held back although it may pass for what it says: by its name, or by a
+/// pattern of a configuration file. A pattern of a shipped profile leaves such variables.
+fn is_held_back(environment: &Environment, name: &str) -> bool {
+    environment.drop.iter().any(|entry| entry.pattern == name || entry.is_own && text_matches(&entry.pattern, name))
 }
 
 fn names_known_tool(environment: &Environment, name: &str, value: &RawText) -> bool {
     let is = |names: &[&str], values: &[&str]| {
         names.contains(&name) && value.to_str().is_some_and(|value| values.contains(&value))
     };
-    (is(OF_EDITOR, EDITORS) || is(OF_PAGER, PAGERS)) && !environment.drop.iter().any(|entry| entry == name)
+    (is(OF_EDITOR, EDITORS) || is(OF_PAGER, PAGERS)) && !is_held_back(environment, name)
 }
 
 /// Variables that name registries of packages.
@@ -94,13 +93,10 @@ const REGISTRY_WORDS: &[&str] = &["direct", "off", "sum.golang.org"];
 /// Whether a variable holds addresses of registries and nothing else: who reaches them is
 /// decided elsewhere, and no one of them holds a name or a password.
 fn names_registry(environment: &Environment, name: &str, value: &RawText) -> bool {
-    // No shipped pattern begins so: what covers a part of the names of cargo is the person's.
-    let is_own = |entry: &str| entry.starts_with("CARGO_REGISTRIES_");
-    let is_dropped = |entry: &String| entry == name || is_own(entry) && text_matches(entry, name);
     let words = value.to_str().unwrap_or_default().split([' ', ',', '|']).filter(|word| !word.is_empty());
     names_package_registry(name)
         && !looks_secret(name)
-        && !environment.drop.iter().any(is_dropped)
+        && !is_held_back(environment, name)
         && words.clone().next().is_some()
         && words.into_iter().all(|word| REGISTRY_WORDS.contains(&word) || is_plain_address(word))
 }
@@ -200,23 +196,26 @@ const MAX_WORDS: usize = 1000;
 
 /// True where a variable of this name passes.
 pub(crate) fn passes(environment: &Environment, name: &str) -> bool {
-    let listed = |list: &[String]| list.iter().any(|entry| entry == name);
-    if listed(&environment.drop) {
+    let Environment { pass, drop, .. } = environment;
+    if drop.iter().any(|entry| entry.pattern == name) {
         return false;
     }
-    listed(&environment.pass)
-        || (environment.pass.iter().any(|pattern| text_matches(pattern, name))
-            && !environment.drop.iter().any(|pattern| text_matches(pattern, name)))
+    pass.iter().any(|entry| entry == name)
+        || (pass.iter().any(|pattern| text_matches(pattern, name))
+            && !drop.iter().any(|entry| text_matches(&entry.pattern, name)))
 }
 
 #[cfg(test)]
 mod tests {
+    use stockade_model::DroppedVariables;
+
     use super::*;
 
     #[test]
     fn well_known_editors_pass() {
         let shown = |name: &str, value: &str, drop: &[&str]| {
-            let drop = drop.iter().map(ToString::to_string).collect();
+            let shipped = |name: &&str| DroppedVariables { pattern: (*name).to_owned(), is_own: false };
+            let drop = drop.iter().map(shipped).collect();
             names_known_tool(&Environment { drop, ..Environment::default() }, name, &RawText::from(value))
         };
         assert!(shown("EDITOR", "nano", &["GIT_*"]));
@@ -268,7 +267,8 @@ mod tests {
         ] {
             assert!(!shown(name, value), "{name}={value}");
         }
-        let dropped = Environment { drop: vec!["GOPROXY".to_owned()], ..Environment::default() };
+        let entry = DroppedVariables { pattern: "GOPROXY".to_owned(), is_own: false };
+        let dropped = Environment { drop: vec![entry], ..Environment::default() };
         assert!(!names_registry(&dropped, "GOPROXY", &RawText::from("direct")));
     }
 

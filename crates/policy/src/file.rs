@@ -16,8 +16,8 @@ use crate::notify::NotifySection;
 use crate::pattern::{GrantEntry, PathFact, PathPattern, RuleName, TimeWindow, Word};
 use crate::review::ReviewSection;
 use crate::text::{
-    Bytes, ConfigPath, DropPattern, Milliseconds, PassPattern, Processors, ProfileKey, ProfileName, ProtectedName,
-    VariableName,
+    Bytes, ConfigPath, DropPattern, MemoryBytes, Milliseconds, PassPattern, Processors, ProfileKey, ProfileName,
+    ProtectedName, VariableName,
 };
 
 /// Stockade's configuration.
@@ -178,7 +178,7 @@ pub struct LimitsSection {
     /// Processors in use at once, e.g. `1.5`.
     pub cpus: Option<Processors>,
     /// Memory of all processes together, without swap, e.g. `16GiB`.
-    pub memory: Option<Bytes>,
+    pub memory: Option<MemoryBytes>,
     /// Processes and threads at once.
     #[schemars(range(min = 1))]
     pub processes: Option<u64>,

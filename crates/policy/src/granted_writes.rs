@@ -11,6 +11,13 @@ const PERSISTENCE: &str = "persistence";
 const WRITERS: &[&str] =
     &["cat", "chmod", "cp", "echo", "install", "ln", "mkdir", "mv", "printf", "rm", "sed", "tee", "touch", "truncate"];
 
+/// Programs that run a script which was read with the command.
+const SHELLS: &[&str] = &["bash", "dash", "sh"];
+/// What it may say of a command that writes a hook besides, without telling of anything else that
+/// is done.
+const BESIDE_HOOK: &[&str] =
+    &["beyond-workspace", "changes-files", "nested-shell", "weakens-protection", "writes-file", "writing-option"];
+
 /// What it says of a setting of a repository that names a program.
 const CONFIGURES: &str = "configures-program";
 /// What it may say of such a command besides, without telling of anything else that is done.
@@ -73,6 +80,29 @@ pub fn configured_files(request: &Request, assessment: &Assessment) -> Vec<Grant
         return Vec::new();
     }
     roots.into_iter().map(|path| Grant::Write(path.to_owned())).collect()
+}
+
+/// The hooks of repositories in the workspace that a command writes which runs nothing but writers,
+/// and writes nothing else. A yes to the command is one to writing them, because what would be
+/// asked about next is the same. Nothing that runs with that power does more than the text shows.
+pub fn written_hooks(request: &Request, assessment: &Assessment) -> Vec<Grant> {
+    let workspace = request.workspace.as_path();
+    let is_hook =
+        |path: &Path| path.parent().is_some_and(|hooks| hooks.ends_with(".git/hooks")) && path.starts_with(workspace);
+    let is_writer = |program: &[u8]| WRITERS.iter().chain(SHELLS).any(|known| program == known.as_bytes());
+    let mut hooks = Vec::new();
+    for need in &assessment.capabilities {
+        match need {
+            Capability::Write(path) if is_hook(path.as_path()) => hooks.push(Grant::Write(path.as_path().to_owned())),
+            Capability::Execute(program) if is_writer(program.as_bytes()) => {}
+            Capability::Read(_) => {}
+            _ => return Vec::new(),
+        }
+    }
+    let mut asking = assessment.findings.iter().filter(|finding| finding.tier > Tier::Allow);
+    let is_plain = asking.all(|finding| finding.code == PERSISTENCE || BESIDE_HOOK.contains(&finding.code.as_str()));
+    let is_told = assessment.findings.iter().any(|finding| finding.code == PERSISTENCE);
+    if is_plain && is_told { hooks } else { Vec::new() }
 }
 
 /// True where git writes a setting into files that were granted by their own names, and the

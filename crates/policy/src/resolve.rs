@@ -308,7 +308,7 @@ fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) ->
         egress: spec.egress.of_run(home, workspace),
         environment: Environment {
             pass: spec.pass.iter().map(|entry| entry.value.as_str().to_owned()).collect(),
-            drop: spec.dropped_names(),
+            drop: spec.dropped_variables(),
             set: spec.set.iter().map(|(name, entry)| (name.clone(), entry.value.as_str().into())).collect(),
         },
         limits: spec.limits.limits(),
@@ -342,7 +342,7 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
         Grant::Env(name) => {
             let environment = &mut profile.environment;
             if !crate::environment::passes(environment, name) {
-                environment.drop.retain(|dropped| dropped != name);
+                environment.drop.retain(|dropped| dropped.pattern != *name);
                 environment.pass.push(name.clone());
             }
         }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
-use stockade_model::{DEFAULT_UNDO_BYTES, Limit, Limits, Network, ProgramPattern, RawText};
+use stockade_model::{DEFAULT_UNDO_BYTES, DroppedVariables, Limit, Limits, Network, ProgramPattern, RawText};
 
 use crate::egress::EgressSpec;
 use crate::error::Place;
@@ -299,7 +299,7 @@ impl ProfileSpec {
     pub(crate) fn drop(&mut self, pattern: DropPattern, origin: Origin) {
         self.pass.retain(|entry| !text_matches(pattern.as_str(), entry.value.as_str()));
         self.set.retain(|name, _| !text_matches(pattern.as_str(), name));
-        // A file that repeats a shipped pattern means more by it: see `dropped_names`.
+        // A file that repeats a shipped pattern means more by it: see `dropped_variables`.
         let is_repeated =
             |entry: &Sourced<DropPattern>| entry.value == pattern && matches!(entry.origin, Origin::Shipped { .. });
         if !matches!(origin, Origin::Shipped { .. }) {
@@ -308,19 +308,14 @@ impl ProfileSpec {
         add(&mut self.drop, pattern, origin);
     }
 
-    /// The patterns of variables that do not pass. A shipped pattern leaves those that pass for
-    /// what they say (editors, registries); one of a configuration file covers them by name,
-    /// where no name of its own lets one pass.
-    pub(crate) fn dropped_names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.drop.iter().map(|entry| entry.value.as_str().to_owned()).collect();
-        let own = self.drop.iter().filter(|entry| !matches!(entry.origin, Origin::Shipped { .. }));
-        let covered = own.flat_map(|entry| crate::environment::judged_names(entry.value.as_str()));
-        let passes = |name: &str| self.pass.iter().any(|entry| entry.value.as_str() == name);
-        let added: BTreeSet<&str> = covered.filter(|name| !passes(name)).collect();
-        names.extend(
-            added.into_iter().filter(|name| !self.drop.iter().any(|e| e.value.as_str() == *name)).map(str::to_owned),
-        );
-        names
+    /// The variables that do not pass, and which of them a configuration file names.
+    pub(crate) fn dropped_variables(&self) -> Vec<DroppedVariables> {
+        let is_own = |origin: &Origin| !matches!(origin, Origin::Shipped { .. });
+        let dropped = |entry: &Sourced<DropPattern>| DroppedVariables {
+            pattern: entry.value.as_str().to_owned(),
+            is_own: is_own(&entry.origin),
+        };
+        self.drop.iter().map(dropped).collect()
     }
 
     /// The first key in which this profile gives more than `base`, if any.

@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
-use stockade_model::quantity;
+use stockade_model::{Limit, quantity};
 
 /// Longest text of any value. PATH_MAX of Linux is 4096 (limits.h).
 const MAX_TEXT_BYTES: usize = 4096;
@@ -101,6 +101,18 @@ impl FromStr for Bytes {
     }
 }
 text_form!(Bytes, "^[0-9]+(KiB|MiB|GiB|TiB)?$", "A size, e.g. `4096`, `64KiB`, `512MiB`, `2GiB`.");
+
+/// An amount of memory: bytes, as many as a machine may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MemoryBytes(pub u64);
+
+impl FromStr for MemoryBytes {
+    type Err = TextError;
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        Limit::Memory.parse(text).map(Self).map_err(TextError::new)
+    }
+}
+text_form!(MemoryBytes, "^[0-9]+(KiB|MiB|GiB|TiB)?$", "A size, e.g. `4096`, `64KiB`, `512MiB`, `2GiB`.");
 
 /// Processors, in thousandths: a number with at most three decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -12,6 +12,7 @@ use stockade_model::{
 };
 use stockade_policy::{
     Circumstances, Layer, LayerText, OwnDirectories, Ruling, Settings, configured_files, rule_in, rule_on,
+    written_hooks,
 };
 use stockade_shell::{Context, assess_script};
 
@@ -558,6 +559,40 @@ fn a_yes_to_a_setting_is_one_to_its_file() {
         "GIT_DIR=x git config core.editor vim",
         "git push -f",
         "echo x > .git/config",
+    ] {
+        check(command, &[]);
+    }
+}
+
+/// A yes to a command that writes a hook, and does nothing else, reaches the hook.
+#[test]
+fn a_yes_to_a_hook_is_one_to_its_file() {
+    let check = |command: &str, expected: &[&str]| {
+        let request = request(command, "/home/u/ws", ApprovalMode::OnFailure, &[]);
+        let files = written_hooks(&request, &assess(command, "/home/u", "/home/u/ws"));
+        let files: Vec<String> = files.iter().map(ToString::to_string).collect();
+        assert_eq!(files, expected, "{command}");
+    };
+    let hook = "write /home/u/ws/.git/hooks/pre-commit";
+    check("cp a.sh .git/hooks/pre-commit", &[hook]);
+    check("echo 'exec make test' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit", &[hook]);
+    check("sh -c 'echo x > .git/hooks/pre-commit && chmod 755 .git/hooks/pre-commit'", &[hook]);
+    check("echo x > sub/.git/hooks/post-merge", &["write /home/u/ws/sub/.git/hooks/post-merge"]);
+    for command in [
+        "cp a.sh .git/hooks/pre-commit; ./x",
+        "cp a.sh .git/hooks/pre-commit && git commit -m x",
+        "cp a.sh .git/hooks/pre-commit; python3 x.py",
+        "cp a.sh .git/hooks/pre-commit; echo x > .git/config",
+        "cp a.sh .git/hooks/pre-commit; echo x > ~/.bashrc",
+        "cp a.sh ../other/.git/hooks/pre-commit",
+        "cp \"$X\" .git/hooks/pre-commit",
+        "sed -i 's/a/b/e' .git/hooks/pre-commit",
+        "sh x.sh > .git/hooks/pre-commit",
+        "./cp a.sh .git/hooks/pre-commit",
+        "PATH=. cp a.sh .git/hooks/pre-commit",
+        "rm -rf .git/hooks",
+        "chmod +x .git/hooks/pre-commit",
+        "echo x > a.txt",
     ] {
         check(command, &[]);
     }

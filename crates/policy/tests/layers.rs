@@ -58,6 +58,7 @@ fn a_pattern_of_a_file_drops_what_passes_for_what_it_says() {
         ("drop = [\"CARGO_REGISTR*\"]", cargo, false),
         ("drop = [\"CARGO_REGISTRIES_OWN_*\"]", cargo, false),
         ("drop = [\"CARGO_REGISTRIES_OTHER_*\"]", cargo, true),
+        ("drop = [\"*OWN*\"]", cargo, false),
     ] {
         assert_eq!(passing(&profile(env), name, "https://packages.example/simple"), passes, "{env}: {name}");
     }
@@ -104,6 +105,7 @@ fn errors_name_the_place() {
         (User, "[profiles.x.env]\npas = [\"AB\"]"),
         (User, "[profiles.x]\nenv.set.\"A B\" = \"c\""),
         (User, "[profiles.x]\nlimits.temp = \"2GB\""),
+        (User, "[profiles.x]\nlimits.memory = \"100TiB\""),
         (User, "[profiles.x]\nlimits.open_files = 2"),
         (User, "[profiles.x]\nlimits.open_files = -2"),
         (User, "[profiles.x]\nprotect = [\"/etc\"]"),

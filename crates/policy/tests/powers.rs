@@ -37,7 +37,7 @@ fn check(grant: &str, expected: &[&str]) {
             paths.iter().flat_map(|(key, list)| list.iter().map(move |path| format!("{key} {path}"))).collect();
         all.extend(f.protect.iter().map(|name| format!("protect {name}")));
         all.extend(profile.environment.pass.iter().map(|name| format!("pass {name}")));
-        all.extend(profile.environment.drop.iter().map(|name| format!("drop {name}")));
+        all.extend(profile.environment.drop.iter().map(|entry| format!("drop {}", entry.pattern)));
         all
     };
     let (old, new) = (entries(&before), entries(&after));

@@ -9,6 +9,7 @@
 
 mod account;
 mod engine;
+mod extent;
 mod host;
 mod image;
 mod lab;
@@ -20,6 +21,7 @@ pub mod suite;
 
 pub use account::{Account, User};
 pub use engine::{Engine, EngineKind};
+pub use extent::{few_or_all, plays_all};
 pub use host::{HostState, descendants, kill_descendants, process_alive, processes_at};
 pub use image::{make_image, small_image};
 pub use lab::{Lab, Names};

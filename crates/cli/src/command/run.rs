@@ -115,7 +115,13 @@ fn tell(outcome: &Outcome, standing: &[Grant], workspace: Option<&Path>) {
     terminal::give_back();
     let home = places::home(&variable).unwrap_or_default();
     let remembered = remembered(outcome);
-    let context = render::summary::SummaryContext { remembered: &remembered, standing, home: &home, workspace };
+    let context = render::summary::SummaryContext {
+        remembered: &remembered,
+        standing,
+        home: &home,
+        workspace,
+        own_directories: &places::own_directories(&variable),
+    };
     let text = render::summary::summary(outcome, context, crate::stderr_style());
     remark(&text);
 }

@@ -1,5 +1,6 @@
 //! `error:` and `hint:`.
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use stockade_model::RawText;
 
 use super::{Color, Style, wrap};
@@ -8,45 +9,80 @@ use crate::failure::Failure;
 /// Lines of a usage error that are looked at.
 const USAGE_LINES: usize = 50;
 
-/// A usage error of the argument parser, in our form: its message, and its tip
-/// or else where to read more as the advice. It quotes what was typed, so it is
-/// escaped. `path` is the command that was typed, e.g. `stockade sandbox exec`.
-pub fn usage(rendered: &str, path: &str) -> Failure {
-    let mut what: Vec<String> = Vec::new();
-    let mut hint = None;
-    for line in rendered.lines().take(USAGE_LINES) {
-        let line = RawText::from(line.trim()).escaped();
-        if let Some(usage) = line.strip_prefix("Usage: ") {
-            let path: Vec<_> =
-                usage.split(' ').take_while(|word| word.bytes().all(|b| b.is_ascii_lowercase())).collect();
-            let path = path.join(" ");
-            let takes_command = usage.contains(" -- CMD")
-                && what
-                    .iter()
-                    .any(|text| text.contains("unexpected argument '") && !text.contains("unexpected argument '-"));
-            hint.get_or_insert_with(|| match takes_command {
-                true => format!("the command goes after `--`: {path} -- CMD"),
-                false => format!("see {path} --help"),
-            });
-            break;
-        } else if let Some(tip) = line.strip_prefix("tip: ") {
-            // Whoever mistypes an option means no value.
-            if !tip.starts_with("to pass '") {
-                hint.get_or_insert_with(|| tip.to_owned());
-            }
-        } else if !line.is_empty() && !line.starts_with("For more information, try") {
-            what.push(line.strip_prefix("error: ").unwrap_or(&line).to_owned());
-        }
-    }
+/// A usage error of the argument parser, in our form: its message, and what it knows to do or
+/// else where to read more as the advice. It quotes what was typed, so it is escaped. `path` is
+/// the command that was typed, e.g. `stockade sandbox exec`.
+pub fn usage(error: &clap::Error, path: &str) -> Failure {
+    let rendered = error.render().to_string();
+    let lines = rendered.lines().take(USAGE_LINES).map(|line| RawText::from(line.trim()).escaped());
+    let is_message = |line: &String| !line.is_empty() && !line.starts_with("tip: ");
+    let message = lines.take_while(|line| !line.starts_with(USAGE_MARK) && !line.starts_with(HELP_MARK));
+    let what: Vec<String> = message.filter(is_message).collect();
     let what = what.join("\n");
-    let meant = unknown_command(&what).and_then(|typed| meant_by(path, typed));
-    let hint = meant.map(|meant| format!("`{path} {meant}` does that")).or(hint);
-    Failure { what, hint: hint.or_else(|| Some(format!("see {path} --help"))) }
+    let what = what.strip_prefix("error: ").unwrap_or(&what).to_owned();
+    let hint = renamed_command(error, path)
+        .or_else(|| suggestion(error))
+        .or_else(|| command_after_dashes(error))
+        .unwrap_or_else(|| format!("see {} --help", usage_path(error).unwrap_or_else(|| path.to_owned())));
+    Failure { what, hint: Some(RawText::from(hint.as_str()).escaped()) }
 }
 
-/// The subcommand that is not there.
-fn unknown_command(what: &str) -> Option<&str> {
-    what.strip_prefix("unrecognized subcommand '")?.strip_suffix('\'')
+/// How the parser begins its lines behind the message.
+const USAGE_MARK: &str = "Usage: ";
+const HELP_MARK: &str = "For more information, try";
+
+/// A command for which other tools have another word.
+fn renamed_command(error: &clap::Error, path: &str) -> Option<String> {
+    let typed = context_text(error, ContextKind::InvalidSubcommand)?;
+    meant_by(path, typed).map(|meant| format!("`{path} {meant}` does that"))
+}
+
+/// The word that the parser takes for the one that was meant.
+fn suggestion(error: &clap::Error) -> Option<String> {
+    const KINDS: [(ContextKind, &str); 3] = [
+        (ContextKind::SuggestedSubcommand, "subcommand"),
+        (ContextKind::SuggestedArg, "argument"),
+        (ContextKind::SuggestedValue, "value"),
+    ];
+    KINDS.into_iter().find_map(|(kind, noun)| match error.get(kind)? {
+        ContextValue::String(one) => Some(format!("a similar {noun} exists: '{one}'")),
+        ContextValue::Strings(all) => match all.as_slice() {
+            [] => None,
+            [one] => Some(format!("a similar {noun} exists: '{one}'")),
+            many => Some(format!("some similar {noun}s exist: '{}'", many.join("', '"))),
+        },
+        _ => None,
+    })
+}
+
+/// What to do about the words of a command that do not stand after `--`.
+fn command_after_dashes(error: &clap::Error) -> Option<String> {
+    let is_word = context_text(error, ContextKind::InvalidArg).is_some_and(|typed| !typed.starts_with('-'));
+    let takes_command = usage_line(error).is_some_and(|usage| usage.contains(" -- CMD"));
+    let is_of_command = error.kind() == ErrorKind::UnknownArgument && is_word && takes_command;
+    let path = usage_path(error).filter(|_| is_of_command)?;
+    Some(format!("the command goes after `--`: {path} -- CMD"))
+}
+
+/// The command that could not read its arguments, as its usage names it.
+fn usage_path(error: &clap::Error) -> Option<String> {
+    let usage = usage_line(error)?;
+    let words: Vec<_> =
+        usage.split(' ').take_while(|word| word.bytes().all(|byte| byte.is_ascii_lowercase())).collect();
+    (!words.is_empty()).then(|| words.join(" "))
+}
+
+fn usage_line(error: &clap::Error) -> Option<String> {
+    let ContextValue::StyledStr(usage) = error.get(ContextKind::Usage)? else { return None };
+    Some(usage.to_string().trim_start_matches(USAGE_MARK).trim_start().to_owned())
+}
+
+/// What was typed, as the parser keeps it.
+fn context_text(error: &clap::Error, kind: ContextKind) -> Option<&str> {
+    match error.get(kind)? {
+        ContextValue::String(text) => Some(text),
+        _ => None,
+    }
 }
 
 /// What other tools call by this word.
@@ -105,7 +141,7 @@ mod tests {
             let typed = std::iter::once(&"stockade").chain(line);
             let error = crate::args::Typed::try_parse_from(typed).unwrap_err();
             shown += &failure(
-                &usage(&error.render().to_string(), &crate::args::command_path(line.iter().map(|word| (*word).into()))),
+                &usage(&error, &crate::args::command_path(line.iter().map(|word| (*word).into()))),
                 Style::PLAIN,
             );
         }

@@ -28,6 +28,8 @@ pub struct Surroundings<'a> {
     pub home: &'a Path,
     /// The workspace, where paths are those of the host.
     pub workspace: Option<&'a Path>,
+    /// The directories of Stockade's own files: no grant reaches them.
+    pub own_directories: &'a [PathBuf],
 }
 
 /// What may be done about a refusal.
@@ -146,16 +148,12 @@ fn is_made_up(part: &str) -> bool {
     bytes.len() >= 6 && (is_hex && changes > 0 || changes >= 3 || has_no_words || has_all_kinds)
 }
 
-/// Where Stockade has files of its own in a home, unless variables lead elsewhere: no
-/// grant reaches them.
-const OWN: [&str; 2] = [".local/state/stockade", ".config/stockade"];
-
 /// Whether a grant for a directory would be for much more than what was refused, or refused
 /// itself.
 fn is_too_wide(directory: &Path, around: Surroundings<'_>) -> bool {
     directory.components().count() < 3
         || around.home.starts_with(directory)
-        || OWN.iter().any(|own| around.home.join(own).starts_with(directory))
+        || around.own_directories.iter().any(|own| own.starts_with(directory) || directory.starts_with(own))
         || advice_instead_of_grant(&Grant::Write(directory.to_owned()), around.home).is_some()
 }
 
@@ -255,7 +253,12 @@ mod tests {
     fn check(workspace: &Path, refusals: &[(Operation, &str)], expected: &[&str]) {
         let all: Vec<Denial> = refusals.iter().map(|(operation, grant)| refused(*operation, grant)).collect();
         let all: Vec<&Denial> = all.iter().collect();
-        let around = Surroundings { home: Path::new("/home/u"), workspace: Some(workspace) };
+        let own_directories = ["/etc/stockade", "/home/u/.config/stockade", "/srv/state/deep/stockade"];
+        let around = Surroundings {
+            home: Path::new("/home/u"),
+            workspace: Some(workspace),
+            own_directories: &own_directories.map(PathBuf::from),
+        };
         let said: Vec<String> = grouped(&all, around)
             .into_iter()
             .map(|(remedy, members)| match remedy {
@@ -335,12 +338,14 @@ mod tests {
             &three.map(|grant| format!("1 x {grant}")).each_ref().map(String::as_str),
         );
         // Nor what holds files of Stockade's own: that grant is refused.
-        let three = ["write /home/u/.local/a", "write /home/u/.local/b", "write /home/u/.local/c"];
-        check(
-            ws,
-            &three.map(|grant| (Create, grant)),
-            &three.map(|grant| format!("1 x {grant}")).each_ref().map(String::as_str),
-        );
+        for directory in ["/home/u/.config", "/srv/state", "/srv/state/deep"] {
+            let three = ["a", "b", "c"].map(|name| format!("write {directory}/{name}"));
+            check(
+                ws,
+                &three.each_ref().map(|grant| (Create, grant.as_str())),
+                &three.each_ref().map(|grant| format!("1 x {grant}")).each_ref().map(String::as_str),
+            );
+        }
         check(ws, &[(Create, "write /o/p/tmpa1b2c3/x"), (Mkdir, "write /o/p/tmpa1b2c3")], &["2 x write /o/p"]);
         check(ws, &[(Create, "write /home/u/.x.lock")], &["1 x write /home/u/.x + write /home/u/.x.lock"]);
         check(ws, &[(Connect, "connect 127.0.0.1:80"), (Connect, "connect [::1]:80")], &["2 x connect localhost:80"]);

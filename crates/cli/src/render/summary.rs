@@ -3,7 +3,7 @@
 //! itself. Nothing, where there is nothing to say.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use stockade_model::{
     Approval, Denial, Grant, Layer, LayerState, Level, Operation, Outcome, RawText, Resolution, Scope, Status,
@@ -43,6 +43,8 @@ pub struct SummaryContext<'a> {
     pub home: &'a Path,
     /// The workspace, where the paths of refusals are those of the host.
     pub workspace: Option<&'a Path>,
+    /// The directories of Stockade's own files.
+    pub own_directories: &'a [PathBuf],
 }
 
 /// The lines for standard error.
@@ -116,7 +118,10 @@ fn refusals(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, st
             refused_before(out, denial, answer, style);
         }
     }
-    let groups = grouped(&refused, Surroundings { home, workspace: context.workspace });
+    let groups = grouped(
+        &refused,
+        Surroundings { home, workspace: context.workspace, own_directories: context.own_directories },
+    );
     for (remedy, members) in groups.iter().take(GROUPS_SHOWN) {
         group(out, remedy, members, style);
     }
@@ -362,7 +367,13 @@ mod tests {
     use crate::render::question::tests::denial;
 
     fn context() -> SummaryContext<'static> {
-        SummaryContext { remembered: &[], standing: &[], home: Path::new("/home/u"), workspace: None }
+        SummaryContext {
+            remembered: &[],
+            standing: &[],
+            home: Path::new("/home/u"),
+            workspace: None,
+            own_directories: &[],
+        }
     }
 
     fn outcome(status: Status) -> Outcome {

@@ -337,14 +337,18 @@ fn everything_is_on_record_before_the_call_goes_on() {
 /// asked about again, not even for a further attempt.
 #[test]
 fn one_object_is_one_question() {
-    for (answer, code) in [(ONCE, 0), (NO, 3)] {
-        let hall = Hall::answering(&[answer, ONCE, ONCE], |calls| {
-            (0..3).filter(|_| !calls.wants(&write("/srv/a"))).count() as i32
-        });
-        let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
-        let expected = format!("exited {code}, ran 1, asked [hold]");
-        assert_eq!(told(&hall.house, &outcome), expected);
-        assert_eq!(outcome.attempts[0].denials.len(), 1);
+    for grant in ["write /srv/a", "connect a.example:443", "effect overwrites-remote by git"] {
+        let grant: Grant = grant.parse().unwrap();
+        for (answer, code) in [(ONCE, 0), (NO, 3)] {
+            let wanted = grant.clone();
+            let hall = Hall::answering(&[answer, ONCE, ONCE], move |calls| {
+                (0..3).filter(|_| !calls.wants(&wanted)).count() as i32
+            });
+            let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+            let expected = format!("exited {code}, ran 1, asked [hold]");
+            assert_eq!(told(&hall.house, &outcome), expected, "{grant}");
+            assert_eq!(outcome.attempts[0].denials.len(), 1, "{grant}");
+        }
     }
 }
 

@@ -117,7 +117,7 @@ fn one_is_made_used_and_destroyed() {
     assert_eq!(fs::read_to_string(house.kept(1).join("workspace/file")).unwrap(), "kept");
     house.lifecycle.destroy(&id(1), Why::Asked).unwrap();
     assert_eq!(house.noted.calls(), ["clear"]);
-    assert_eq!(house.state(1), (SandboxState::Destroyed, Some("asked for".to_owned())));
+    assert_eq!(house.state(1), (SandboxState::Destroyed, Some("its user asked for it".to_owned())));
     assert!(!house.kept(1).exists());
     assert!(house.open(1).is_err());
 }

@@ -184,6 +184,9 @@ pub(crate) struct Entry {
     pub requires: Vec<&'static str>,
     /// Or its one operand must be a name at which no file is: it names a branch then.
     pub or_absent: bool,
+    /// Where its first operand is the path of a repository it only takes from that one: it
+    /// reaches no host, and `does` does not hold.
+    pub from_path: bool,
     /// And at least one of these.
     pub requires_too: Vec<&'static str>,
     /// What the runner must take away for this to be harmless; names of
@@ -260,6 +263,7 @@ impl Entry {
             }
             ("operands_with", Value::Text(text)) => self.operands_with = words(text).collect(),
             ("or_absent", Value::Flag(flag)) => self.or_absent = *flag,
+            ("from_path", Value::Flag(flag)) => self.from_path = *flag,
             ("numeric", Value::Flag(flag)) => self.numeric = *flag,
             ("globs", Value::Flag(flag)) => self.globs = *flag,
             ("any", Value::Flag(flag)) => self.any = *flag,

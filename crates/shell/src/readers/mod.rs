@@ -213,7 +213,9 @@ fn check(judge: &mut Judge, entry: &'static Entry, arguments: &[Argument], at: (
     }
     confined::check_places(judge, entry, &parsed);
     settings::judge(judge, entry, &parsed, at);
-    if acts {
+    if let Some(source) = source_path(entry, &parsed) {
+        takes_commits(judge, source, at);
+    } else if acts {
         does(judge, entry, parsed.uses(&entry.code), at);
         if entry.special {
             judge.ask("unknown-use", "A use of this program that is not known.", at);
@@ -235,6 +237,24 @@ fn check(judge: &mut Judge, entry: &'static Entry, arguments: &[Argument], at: (
     flow.join(&operands(judge, entry, &parsed, at));
     judge.scope.cwd = scope;
     flow
+}
+
+/// The path of the repository that a command takes commits from, where its words name one.
+fn source_path<'a>(entry: &Entry, parsed: &'a Parsed) -> Option<&'a Argument> {
+    let source = parsed.operands.first().filter(|_| entry.from_path)?;
+    let path = source.literal()?;
+    let is_path = matches!(path.as_slice(), b"." | b"..")
+        || [&b"/"[..], b"./", b"../"].iter().any(|beginning| path.starts_with(beginning));
+    let is_only_one = parsed.problems.is_empty() && !parsed.uses(&["--multiple", "--recurse-submodules"]);
+    (is_path && is_only_one).then_some(source)
+}
+
+fn takes_commits(judge: &mut Judge, source: &Argument, at: (usize, usize)) {
+    judge.ask("takes-commits", "Takes commits of another repository into this one.", at);
+    let path = judge.path(source);
+    if path.is_none_or(|path| paths::place(&path, judge.context) != Place::Workspace) {
+        judge.ask("other-repository", "Uses a repository outside the workspace.", source.span);
+    }
 }
 
 /// True for a program that changes files, and does nothing else by itself. For another
@@ -265,7 +285,8 @@ fn branch_path(judge: &Judge, parsed: &Parsed, arguments: &[Argument]) -> Option
     let is_plain = parsed.problems.is_empty() && parsed.used.iter().all(|option| PLAIN.contains(&option.as_str()));
     // What stands before it may put a file there.
     let is_changed = judge.findings.iter().any(|found| {
-        CHANGES.contains(&found.code.as_str()) || matches!(found.code.as_str(), "changes-repository" | "runs-code")
+        CHANGES.contains(&found.code.as_str())
+            || matches!(found.code.as_str(), "changes-repository" | "takes-commits" | "runs-code")
     });
     let is_sure = judge.context.neutralised && is_name && is_plain && !is_changed;
     if !is_sure || arguments.iter().any(|argument| argument.shown() == b"--") {

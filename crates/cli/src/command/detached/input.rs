@@ -256,8 +256,13 @@ impl Gate {
             Status::Exited => Fate::Taken,
             _ => {
                 let home = crate::places::home(&super::super::variable).unwrap_or_default();
-                let context =
-                    render::summary::SummaryContext { remembered: &[], standing: &[], home: &home, workspace: None };
+                let context = render::summary::SummaryContext {
+                    remembered: &[],
+                    standing: &[],
+                    home: &home,
+                    workspace: None,
+                    own_directories: &crate::places::own_directories(&super::super::variable),
+                };
                 Fate::Refused(render::summary::summary(&outcome, context, Style::PIPE))
             }
         }
