@@ -9,8 +9,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use stockade_testkit::Ended;
-use stockade_tests::cross_section::few_or_all;
+use stockade_testkit::{Ended, few_or_all};
 
 use crate::caches::{cache, caches, furnish, scripted};
 use crate::kept::kill;

@@ -216,6 +216,31 @@ fn undo_puts_back_a_tree_of_ten_thousand_files() {
     });
 }
 
+/// Shells have a lower limit of open files than they may raise it to.
+#[test]
+fn undo_puts_back_more_files_than_a_shell_may_have_open() {
+    one_user(|world| {
+        for file in 0..700 {
+            world.file(&format!("ws/f{file}"), "before\n");
+        }
+        let before = tree(&world.workspace());
+        let script = world.file("out/script.sh", "for f in f*; do echo after > $f; done").display().to_string();
+        world.passes(&["--undo", "--level", "full"], &["sh", &script]);
+        let binary = binary();
+        let limited = |limit: &str, command: &str| {
+            let shell = format!("ulimit {limit}; exec \"$0\" {command}");
+            world.run(&world.bare(&["sh", "-c", &shell, &binary]))
+        };
+        // Where it cannot be raised nothing is done.
+        let refused = limited("-n 1000", "undo");
+        assert!(refused.ended != Ended::Code(0) && refused.stderr.contains("700 paths"), "{}", refused.text());
+        assert_ne!(before, tree(&world.workspace()));
+        let undone = limited("-Sn 256", "undo");
+        assert_eq!(undone.ended, Ended::Code(0), "{}", undone.text());
+        same(&before, &tree(&world.workspace()), "undone");
+    });
+}
+
 #[test]
 fn what_was_changed_after_the_run_is_never_undone() {
     each_user(|world| {

@@ -7,7 +7,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, lstat, openat2, statat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, lstat, openat2, stat, statat,
+};
 use rustix::process::geteuid;
 use stockade_model::{CacheSharing, Level, Plan, ToolCache};
 use stockade_sys::Errno;
@@ -91,8 +93,9 @@ fn way(plan: &Plan, cache: &ToolCache, overlays: Option<&Hidden<'_>>) -> Option<
 /// Whether the plan itself speaks of the directory: it is, holds or lies in what the run
 /// works in or may write.
 fn is_of_the_plan(plan: &Plan, cache: &ToolCache, real: &Path) -> bool {
-    // A script that was agreed to is the host's.
-    if plan.argv.iter().any(|word| is_data(cache, real, word.as_path())) {
+    // A script that was agreed to is the host's. What is no file there was not looked at.
+    let is_file = |path: &Path| stat(path).is_ok_and(|found| FileType::from_raw_mode(found.st_mode).is_file());
+    if plan.argv.iter().map(stockade_model::RawText::as_path).any(|word| is_data(cache, real, word) && is_file(word)) {
         return true;
     }
     let own = [&plan.workspace, &plan.cwd].into_iter().chain(&plan.profile.filesystem.write);
@@ -349,7 +352,9 @@ mod tests {
             scene.check(expected);
         }
         let mut scene = Scene::new(Level::Full);
-        scene.plan.argv = vec![scene.at("rich/bin/x"), scene.at("tool/script")];
+        scene.plan.argv = vec![scene.at("rich/bin/x"), scene.at("tool/script"), scene.at("tool/part")];
+        scene.check("tool: merged, 0 shown; rich: merged, 1 shown");
+        fs::write(scene.at("tool/script").as_path(), "").unwrap();
         scene.check("rich: merged, 1 shown");
     }
 

@@ -323,7 +323,8 @@ fn module(rest: &[&[u8]]) -> GitPart {
         let beneath = &rest[start..];
         let this = part(beneath, Of::Module);
         let in_store = found.is_in_store();
-        let runs = beneath.first().is_some_and(|first| is_live(first) || !in_store && is_old_remote(first));
+        let runs = beneath.first().is_some_and(|first| is_live(first) || !in_store && is_old_remote(first))
+            && !(in_store && is_list_of_objects(beneath));
         match (this, found) {
             (GitPart::Guarded, _) if runs => return GitPart::Guarded,
             (GitPart::Judged(_) | GitPart::Sample, GitPart::Judged(_) | GitPart::Sample) if this != found => {
@@ -350,6 +351,14 @@ fn is_live(name: &[u8]) -> bool {
     matches!(name, b"config" | b"config.worktree" | b"hooks" | b"commondir" | b"info")
         || matches!(name, b"rebase-apply" | b"rebase-merge" | b"sequencer" | b"index" | b"gitdir")
         || name.starts_with(b"sharedindex")
+}
+
+/// What git writes in `objects/info` and reads nowhere else: for a module called `a/objects`
+/// this would be its `info`.
+fn is_list_of_objects(beneath: &[&[u8]]) -> bool {
+    const LISTS: [&[u8]; 4] = [b"commit-graph", b"commit-graph.lock", b"commit-graphs", b"packs"];
+    matches!(beneath, [b"info", list, ..] if LISTS.contains(list))
+        || matches!(beneath, [b"info", temporary] if temporary.starts_with(b"packs_"))
 }
 
 /// Directories in which git finds remotes as well; in a store they hold others.
@@ -424,6 +433,9 @@ mod tests {
             (".git/modules/a/refs/heads/x", Some(GitPart::Reference)),
             (".git/modules/a/refs/remotes/o/HEAD", Some(GitPart::Reference)),
             (".git/modules/a/refs/heads/index", index),
+            (".git/modules/a/objects/info/commit-graph", store),
+            (".git/modules/a/objects/info/commit-graphs/graph-1", store),
+            (".git/modules/a/objects/info/packs_Ab1xYz", store),
             (".git/modules/a/b/HEAD", Some(GitPart::Needed { is_directory: false })),
             ("x", None),
             (".GIT/config", None),
@@ -457,6 +469,8 @@ mod tests {
             "rebase-merge/unknown",
             "sequencer/opts",
             "sl/config",
+            "modules/a/info/commit-graph",
+            "modules/a/objects/info/attributes",
             "worktrees/x/hooks/y.sample",
             "worktrees/x/config",
             "worktrees/x/modules/y/config",

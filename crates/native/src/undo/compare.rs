@@ -13,11 +13,17 @@ use super::journal::{Before, Entry, Journal, ObjectKey, key_of};
 use super::keep::slot_name;
 use super::recorder::join;
 use super::store::{UndoError, UndoRun};
+use crate::descriptors;
 use crate::powers::UNDO_PREFIX;
 use crate::stage::PathError;
 
 /// Conflicts that are named.
 pub(super) const MAX_CONFLICTS: usize = 1000;
+
+/// Descriptors that are needed beside those of changed paths: files of the store, directories on
+/// the way.
+const OTHER_DESCRIPTORS: usize = 512;
+
 /// Levels of a directory that is looked into.
 pub(super) const MAX_DEPTH: usize = 400;
 
@@ -146,7 +152,7 @@ impl UndoRun {
             return Ok(Comparison { is_restored: true, ..Comparison::default() });
         }
         let (mut comparing, was_killed) = Comparing::new(self)?;
-        let judged = comparing.judge(paths);
+        let judged = comparing.judge(paths)?;
         let mut found = Comparison { was_killed, ..Comparison::default() };
         for judged in &judged {
             found.changes.extend(judged.change());
@@ -213,11 +219,25 @@ impl<'r> Comparing<'r> {
         Ok((comparing, was_killed))
     }
 
-    pub fn judge(&mut self, paths: &[PathBuf]) -> Vec<Judged> {
+    /// What is there at each path stays open.
+    ///
+    /// # Errors
+    /// Where they are more than this process may open: for want of a descriptor nothing is told
+    /// of any of them.
+    pub fn judge(&mut self, paths: &[PathBuf]) -> Result<Vec<Judged>, UndoError> {
         let selected = self.select(paths);
-        let mut judged: Vec<Judged> = selected.into_iter().map(|(path, entry)| self.judge_one(path, entry)).collect();
+        let room = usize::try_from(descriptors::raise().unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+        let (count, mut open, mut judged) = (selected.len(), OTHER_DESCRIPTORS, Vec::new());
+        for (path, entry) in selected {
+            let one = self.judge_one(path, entry);
+            open += usize::from(one.now.is_some());
+            if open > room {
+                return Err(UndoError::TooMany(count));
+            }
+            judged.push(one);
+        }
         self.guard_all(&mut judged);
-        judged
+        Ok(judged)
     }
 
     pub fn conflicts(&self, judged: &[Judged]) -> Vec<(PathBuf, Conflict)> {

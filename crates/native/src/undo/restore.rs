@@ -77,7 +77,7 @@ impl UndoRun {
             return Ok(Restored { comparison, ..Restored::default() });
         }
         let (mut comparing, was_killed) = Comparing::new(self)?;
-        let judged = comparing.judge(paths);
+        let judged = comparing.judge(paths)?;
         let mut comparison =
             Comparison { conflicts: comparing.conflicts(&judged), was_killed, ..Comparison::default() };
         if !comparison.conflicts.is_empty() && !skips_conflicts {
@@ -87,9 +87,10 @@ impl UndoRun {
         writer.append(&Line::Restoring).map_err(in_journal)?;
         comparing.note_directories(&judged, &mut writer)?;
         writer.sync().map_err(in_journal)?;
-        let first = (judged, std::mem::take(&mut comparing.newer));
+        let conflicts = judged.into_iter().filter_map(|one| Some((one.path, one.conflict?))).collect();
+        let first = (conflicts, std::mem::take(&mut comparing.newer));
         let (mut comparing, _) = Comparing::new(self)?;
-        let mut judged = comparing.judge(paths);
+        let mut judged = comparing.judge(paths)?;
         comparing.keep_conflicts(&mut judged, first);
         comparison.conflicts = comparing.conflicts(&judged);
         let changed = judged.iter().filter(|judged| judged.effect.is_some() && judged.conflict.is_none()).count();
@@ -115,9 +116,7 @@ impl UndoRun {
 
 impl Comparing<'_> {
     /// What was a conflict at the first look stays one.
-    fn keep_conflicts(&mut self, judged: &mut [Judged], (first, newer): (Vec<Judged>, Vec<Vec<u8>>)) {
-        let first = first.into_iter().filter_map(|one| Some((one.path, one.conflict?)));
-        let first: HashMap<Vec<u8>, Conflict> = first.collect();
+    fn keep_conflicts(&mut self, judged: &mut [Judged], (first, newer): (HashMap<Vec<u8>, Conflict>, Vec<Vec<u8>>)) {
         for one in judged.iter_mut().filter(|one| one.conflict.is_none()) {
             one.conflict = first.get(&one.path).cloned();
         }

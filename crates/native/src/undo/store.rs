@@ -92,6 +92,11 @@ pub enum UndoError {
     /// The workspace is another directory now.
     #[error("the workspace {0} is not the directory that it was")]
     Moved(String),
+    /// More paths are to be looked at than this process may have open.
+    #[error(
+        "the run changed {0} paths, more than may be open at once: name some of them, or raise the limit of open files"
+    )]
+    TooMany(usize),
     /// What is kept cannot be used.
     #[error("what is kept for undo cannot be used: {0}")]
     Damaged(PathError),
