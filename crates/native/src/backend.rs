@@ -128,15 +128,24 @@ impl NativeBackend {
 
 impl NativeBackend {
     /// What a run is given besides its plan.
-    fn outfit(&self, plan: &Plan, (io, asks): (Io, bool), edge: &Edge) -> Outfit {
-        Outfit {
+    fn outfit(
+        &self,
+        plan: &Plan,
+        (io, asks): (Io, bool),
+        edge: &Edge,
+        (staging, signing): (Option<&Staging>, &Signing),
+    ) -> Outfit {
+        let mut outfit = Outfit {
+            overlay: staging.and_then(|staging| staging.overlay().cloned()),
             terminal: io == Io::Terminal,
             asks,
             private: self.within.clone(),
             own_network: self.lead.is_some(),
             late: if plan.level == Level::Full { Vec::new() } else { late_roots(plan) },
             ..way_out::outfit(plan, edge)
-        }
+        };
+        signing.equip(plan, &mut outfit);
+        outfit
     }
 
     /// Begins a sandbox, with the caches of tools that it has. Where the layers that were asked
@@ -226,13 +235,8 @@ impl Backend for NativeBackend {
         let renewal = Renewal::of(plan, self.caches.as_deref());
         let (undoing, recorder) = Undoing::of(plan, self.undo.as_deref())?.unzip();
         let signing = Signing::of(plan, self.signing.as_ref())?;
-        let equip = |outfit: Outfit| {
-            let mut outfit = Outfit { overlay: staging.as_ref().and_then(|s| s.overlay().cloned()), ..outfit };
-            signing.equip(plan, &mut outfit);
-            outfit
-        };
-        let begun = self.begin_with_layers(plan, || equip(self.outfit(plan, (*io, hold), &edge)), &streams)?;
-        let (lease, outfit, mut launching) = begun;
+        let outfit = || self.outfit(plan, (*io, hold), &edge, (staging.as_ref(), &signing));
+        let (lease, outfit, mut launching) = self.begin_with_layers(plan, outfit, &streams)?;
         // The init builds; the limits and the two threads get ready meanwhile.
         let guard = Guard::prepare(plan, launching.init_pid()).map_err(unlimited)?;
         launching.enter(&guard.entrances().map_err(unlimited)?).map_err(unlaunched)?;
