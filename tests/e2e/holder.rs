@@ -257,9 +257,19 @@ fn what_a_link_leads_to_is_hidden_under_any_name() {
         world.file("ws/real", "secret");
         symlink("real", world.workspace().join("secrets")).unwrap();
         for level in ["full", "restricted"] {
-            world.run(&scripted(world, &["--level", level], "mv real other; ln real other; cp real other"));
-            let read = world.run(&scripted(world, &["--level", level], "cat real other secrets"));
-            assert!(!read.stdout.contains("secret"), "{level}: {}", read.stdout);
+            for request in [&[][..], &["--request", "write real"], &["--request", "read real"]] {
+                let options = [&["--level", level], request].concat();
+                world.run(&scripted(world, &options, "mv real other; ln real other; cp real other"));
+                let read = world.run(&scripted(world, &options, "cat real other secrets"));
+                assert!(!read.stdout.contains("secret"), "{options:?}: {}", read.stdout);
+                let read = world.run(&scripted(world, &["--level", level], "cat real other secrets"));
+                assert!(!read.stdout.contains("secret"), "{options:?}: {}", read.stdout);
+            }
+            // Whoever grants it by either name means the file.
+            for grant in ["read real", "read secrets"] {
+                let read = world.run(&scripted(world, &["--level", level, "--grant", grant], "cat real secrets"));
+                assert_eq!(read.stdout, "secretsecret", "{level}: {grant}: {}", read.stderr);
+            }
         }
     });
 }
@@ -308,11 +318,13 @@ fn a_run_that_is_lent_nothing_mounts_for_itself() {
             world.dir("home/.npm");
             assert_eq!(passes(world, write), "own\nown\n");
         });
-        // A holder that answers nobody.
+        // A holder that answers nobody; with a stage, which is mounted once, as well.
         let stopped = holders(&place(world));
         let signal = |pid: &u32, signal| kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
         stopped.iter().for_each(|pid| signal(pid, Signal::STOP));
         assert_eq!(passes(world, write), "own\nown\n");
+        let staged = world.run(&world.stockade(&["--level", "full", "--stage"], &["sh", &script]));
+        assert_eq!((staged.ended, staged.stdout.as_str()), (Ended::Code(0), "own\nown\n"), "{}", staged.stderr);
         stopped.iter().for_each(|pid| signal(pid, Signal::CONT));
     });
 }

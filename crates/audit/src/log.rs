@@ -88,7 +88,7 @@ pub enum AppendError {
     #[error(transparent)]
     Place(#[from] PlaceError),
     /// The disk, the quota or the file size limit is reached.
-    #[error("there is no space for the audit log in `{}`: {source}\nhint: make space there, then try again", RawText::from(dir.as_path()))]
+    #[error("there is no space for the audit log in `{}`: {source}\nhint: make space there (`stockade cache clear --all` may), then try again", RawText::from(dir.as_path()))]
     NoSpace {
         /// Directory of the log.
         dir: PathBuf,

@@ -166,14 +166,16 @@ impl NativeBackend {
                 outfit.merged.clone_from(&lease.merged);
                 outfit.environment.extend(lease.environment.clone());
             }
-            let launching = self.begin(plan, &outfit, streams.inside()).map_err(unlaunched)?;
-            match lease.as_mut().map(Lease::receive).transpose() {
-                Ok(layers) => {
-                    layers.flatten().map_or(Ok(()), |layers| launching.lend(&layers)).map_err(unlaunched)?;
-                    return Ok((lease, outfit, launching));
-                }
-                Err(_) => holder = None,
-            }
+            let begin = || self.begin(plan, &outfit, streams.inside()).map_err(unlaunched);
+            // They come while the init begins; but a stage can be mounted once.
+            let early = if outfit.overlay.is_none() { Some(begin()?) } else { None };
+            let Ok(layers) = lease.as_mut().map(Lease::receive).transpose() else {
+                holder = None;
+                continue;
+            };
+            let launching = early.map_or_else(begin, Ok)?;
+            layers.flatten().map_or(Ok(()), |layers| launching.lend(&layers)).map_err(unlaunched)?;
+            return Ok((lease, outfit, launching));
         }
     }
 
@@ -181,7 +183,6 @@ impl NativeBackend {
     fn powers(&self, plan: &Plan, launching: &Launching, (outfit, lease): (&Outfit, Option<&Lease>)) -> Powers {
         let mut powers = powers(plan, launching);
         powers.read_late(&outfit.late);
-        powers.hide_where_it_lies(plan, outfit.hidden.as_deref().unwrap_or_default());
         if let Some(lease) = lease {
             powers.keep_read_only(&lease.read_only);
             powers.layered_at(lease.layers());

@@ -235,24 +235,6 @@ impl Powers {
         self.hidden.extend(new);
     }
 
-    /// Hides what lies there, to which a path that the plan hides may lead by links. Not what
-    /// the plan lets the run read or write, by whatever name.
-    pub(crate) fn hide_where_it_lies(&mut self, plan: &Plan, there: &[PathBuf]) {
-        let files = &plan.profile.filesystem;
-        let links: Vec<&PathBuf> = there
-            .iter()
-            .filter(|path| !self.hidden.iter().any(|hidden| hidden == path.as_os_str().as_bytes()))
-            .collect();
-        if links.is_empty() {
-            return;
-        }
-        let given = files.reveal.iter().chain(&files.write).filter_map(|path| path.as_path().canonicalize().ok());
-        let given: Vec<PathBuf> = given.collect();
-        let new: Vec<RawText> =
-            links.into_iter().filter(|path| !given.contains(path)).map(|path| path.clone().into()).collect();
-        self.hide_too(&new);
-    }
-
     /// The directory of the host that the sandbox has as its workspace: the person's
     /// links and settings name it by that path.
     pub(crate) fn workspace_lies_at(&mut self, directory: &Path) {

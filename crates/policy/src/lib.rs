@@ -29,6 +29,7 @@ mod host_rules;
 mod hosts;
 mod import;
 mod known_changes;
+mod link_targets;
 pub mod load;
 mod merge;
 mod mode;

@@ -15,6 +15,7 @@ use stockade_model::{
 use crate::error::suggestion;
 use crate::guarded::guarded_place;
 use crate::hosts::check_breadth;
+use crate::link_targets;
 use crate::mounts::MountsError;
 use crate::settings::{OwnDirectories, PassedPlace, Settings};
 use crate::spec::{ProfileSpec, Sourced};
@@ -156,6 +157,7 @@ pub fn resolve_profile(
     for path in &settings.own.state {
         profile.filesystem.hide.push(path.as_path().into());
     }
+    hide_where_links_lead(&mut profile.filesystem);
     hide_other_paths(settings, &mut profile.filesystem)?;
     if let Some(hidden) = hidden_by(&profile.filesystem, workspace) {
         let is_guarded = settings.guarded_place(&Grant::Read(hidden.clone())).is_some();
@@ -265,6 +267,13 @@ fn hide_in_other_homes(settings: &Settings, filesystem: &mut Filesystem) {
     }
 }
 
+/// Hides what is hidden where it lies too. What is revealed there is not revealed by the name
+/// of the link.
+fn hide_where_links_lead(filesystem: &mut Filesystem) {
+    let led_to = link_targets::led_to(filesystem.hide.iter().map(RawText::as_path));
+    filesystem.hide.extend(led_to.into_iter().map(RawText::from));
+}
+
 /// Hides what is hidden under its other paths too, which second mounts give it. What is
 /// revealed under one path is not revealed under the others.
 fn hide_other_paths(settings: &Settings, filesystem: &mut Filesystem) -> Result<(), MountsError> {
@@ -330,7 +339,11 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
         }
         Grant::Read(path) => {
             if hidden_by(filesystem, path).is_some() {
-                filesystem.hide.retain(|hidden| hidden.as_path() != path);
+                // By whatever name it is granted, all its names are.
+                let place =
+                    |path: &Path| link_targets::led_to(std::iter::once(path)).pop().unwrap_or_else(|| path.to_owned());
+                let granted = place(path);
+                filesystem.hide.retain(|hidden| hidden.as_path() != path && place(hidden.as_path()) != granted);
                 if hidden_by(filesystem, path).is_some() {
                     push(&mut filesystem.reveal, path);
                 }

@@ -122,7 +122,10 @@ pub enum TrustError {
     #[error(
         "{} belongs to user {owner}, who could change it; it must be {}\nhint: sudo chown {} {}{}",
         quoted(place), owners(*trusted), chown_target(*trusted), shell_word(place),
-        if *trusted == 0 { "" } else { ", or set XDG_CONFIG_HOME and XDG_STATE_HOME to directories of yours" }
+        match trusted {
+            0 => "; where it is another user's home use root's own: sudo -H",
+            _ => ", or set XDG_CONFIG_HOME and XDG_STATE_HOME to directories of yours",
+        }
     )]
     Owner {
         /// The object.

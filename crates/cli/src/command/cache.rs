@@ -97,6 +97,7 @@ fn listed(caches: &WorkspaceCaches) -> Value {
         "bytes": caches.bytes(),
         "used_ms": caches.used_ms,
         "in_use": caches.is_used,
+        "gone": caches.is_gone,
         "tools": tools,
     })
 }
@@ -121,7 +122,10 @@ fn clear(store: Option<&CacheStore>, workspace: Option<&Path>, json: bool) -> En
     }
     print(&out)?;
     if count == 0 && !json {
-        remark("there are none\n");
+        remark(&match workspace {
+            Some(workspace) => format!("there are none of {}\n", quoted(workspace)),
+            None => "there are none\n".to_owned(),
+        });
     }
     for caches in &used {
         let what = format!("the caches of {} are in use", quoted(caches.workspace.as_path()));

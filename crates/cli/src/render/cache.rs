@@ -8,7 +8,11 @@ use super::network::size;
 pub fn line(caches: &WorkspaceCaches) -> String {
     let tools = caches.tools.iter().filter(|(_, bytes)| *bytes > 0);
     let tools: Vec<String> = tools.map(|(tool, bytes)| format!("{tool} {}", size(*bytes))).collect();
-    let used = if caches.is_used { "   in use" } else { "" };
+    let used = match caches {
+        WorkspaceCaches { is_used: true, .. } => "   in use",
+        WorkspaceCaches { is_gone: true, .. } => "   gone: removed within a day",
+        _ => "",
+    };
     let tools = if tools.is_empty() { "nothing in them".to_owned() } else { tools.join(", ") };
     format!("{}   {}   {tools}{used}\n", caches.workspace.escaped(), size(caches.bytes()))
 }
@@ -39,11 +43,14 @@ mod tests {
             key: "k".to_owned(),
             workspace: "/w/a\x1bb".into(),
             is_used: true,
+            is_gone: false,
             used_ms: 0,
             tools: vec![("cargo".to_owned(), 3 << 20), ("uv".to_owned(), 0)],
         };
         let expected = format!("{}   3.0 MiB   cargo 3.0 MiB   in use\n", caches.workspace.escaped());
         assert_eq!(line(&caches), expected);
         assert!(!line(&caches).contains('\x1b'));
+        let gone = WorkspaceCaches { is_used: false, is_gone: true, ..caches };
+        assert!(line(&gone).ends_with("gone: removed within a day\n"));
     }
 }

@@ -14,6 +14,9 @@ use rustix::process::geteuid;
 use stockade_model::{CacheSharing, Level, Plan, ToolCache};
 use stockade_sys::Errno;
 
+/// Words of a command that are looked at.
+const MAX_WORDS: usize = 256;
+
 /// Bytes of a directory that are read at a time.
 const LISTED_BYTES: usize = 4096;
 
@@ -53,17 +56,18 @@ pub(super) struct MergedPlace {
 /// what of the plan's hidden paths is there, without links.
 pub(super) fn choose<'p>(plan: &'p Plan, overlays: bool, hidden: &[PathBuf]) -> Vec<(&'p ToolCache, Way)> {
     let hidden = Hidden::of(plan, hidden);
+    let files = files_of(plan);
     let caches = plan.profile.filesystem.caches.iter();
-    caches.filter_map(|cache| Some((cache, way(plan, cache, overlays.then_some(&hidden))?))).collect()
+    caches.filter_map(|cache| Some((cache, way((plan, &files), cache, overlays.then_some(&hidden))?))).collect()
 }
 
-fn way(plan: &Plan, cache: &ToolCache, overlays: Option<&Hidden<'_>>) -> Option<Way> {
+fn way((plan, files): (&Plan, &[PathBuf]), cache: &ToolCache, overlays: Option<&Hidden<'_>>) -> Option<Way> {
     if cache.moved_by.iter().any(|name| plan.environment.contains_key(name)) {
         return None;
     }
     let found = Found::at(cache.directory.as_path()).ok()?;
     let real = found.as_ref().map(|found| found.real.as_path());
-    if real.is_some_and(|real| is_of_the_plan(plan, cache, real)) {
+    if real.is_some_and(|real| is_of_the_plan((plan, files), cache, real)) {
         return None;
     }
     if let (Some(Found { real, own: Some(own) }), Some(hidden)) = (&found, overlays)
@@ -92,10 +96,9 @@ fn way(plan: &Plan, cache: &ToolCache, overlays: Option<&Hidden<'_>>) -> Option<
 
 /// Whether the plan itself speaks of the directory: it is, holds or lies in what the run
 /// works in or may write.
-fn is_of_the_plan(plan: &Plan, cache: &ToolCache, real: &Path) -> bool {
-    // A script that was agreed to is the host's. What is no file there was not looked at.
-    let is_file = |path: &Path| stat(path).is_ok_and(|found| FileType::from_raw_mode(found.st_mode).is_file());
-    if plan.argv.iter().map(stockade_model::RawText::as_path).any(|word| is_data(cache, real, word) && is_file(word)) {
+fn is_of_the_plan((plan, files): (&Plan, &[PathBuf]), cache: &ToolCache, real: &Path) -> bool {
+    // A script that was agreed to is the host's.
+    if files.iter().any(|file| is_data(cache, real, file)) {
         return true;
     }
     let own = [&plan.workspace, &plan.cwd].into_iter().chain(&plan.profile.filesystem.write);
@@ -103,6 +106,21 @@ fn is_of_the_plan(plan: &Plan, cache: &ToolCache, real: &Path) -> bool {
         let is_beside_data = || cache.data.iter().all(|name| !own.starts_with(real.join(name)));
         real.starts_with(own) || own.starts_with(real) && (cache.data.is_empty() || !is_beside_data())
     })
+}
+
+/// The files that words of the command name, by whatever path: as they are, behind an option of
+/// one letter, or behind `=`. What is no file on the host was not looked at by whoever agreed.
+fn files_of(plan: &Plan) -> Vec<PathBuf> {
+    let words = plan.argv.iter().take(MAX_WORDS).map(|word| word.as_bytes());
+    let parts = words.flat_map(|word| {
+        let behind_sign = word.iter().position(|byte| *byte == b'=').and_then(|at| word.get(at + 1..));
+        let behind_letter = word.strip_prefix(b"-").and_then(|rest| rest.get(1..));
+        [Some(word), behind_sign, behind_letter].into_iter().flatten()
+    });
+    let named = parts.filter(|part| part.contains(&b'/') || !part.starts_with(b"-"));
+    let placed = named.map(|part| plan.cwd.as_path().join(OsStr::from_bytes(part)));
+    let is_file = |path: &PathBuf| stat(path).is_ok_and(|found| FileType::from_raw_mode(found.st_mode).is_file());
+    placed.filter(is_file).filter_map(|path| path.canonicalize().ok()).collect()
 }
 
 /// What the plan hides. There are hundreds, and to compare paths part by part takes longer
@@ -118,7 +136,6 @@ struct Hidden<'p> {
 impl<'p> Hidden<'p> {
     fn of(plan: &'p Plan, there: &'p [PathBuf]) -> Self {
         let all = plan.profile.filesystem.hide.iter().map(stockade_model::RawText::as_path);
-        let all = all.chain(there.iter().map(PathBuf::as_path));
         let (plain, others): (Vec<_>, _) = all.partition(|path| is_plain(path));
         let mut plain: Vec<&[u8]> = plain.into_iter().map(|path| path.as_os_str().as_bytes()).collect();
         plain.sort_unstable();
@@ -133,11 +150,13 @@ impl<'p> Hidden<'p> {
             || self.others.iter().any(|hidden| real.starts_with(hidden) || is_data(cache, real, hidden))
     }
 
-    /// Those that lie in `tree`, as they are there.
+    /// Those that lie in `tree`, as they are there, each with the directories around it: one
+    /// may have taken the place of another.
     fn objects_within(&self, tree: &Path) -> Vec<(PathBuf, (u64, u64))> {
         let within = self.there.iter().filter(|hidden| hidden.starts_with(tree));
-        let object = |path: &PathBuf| lstat(path).map(|stat| (path.clone(), (stat.st_dev, stat.st_ino))).ok();
-        within.filter_map(object).collect()
+        let on_the_way = within.flat_map(|hidden| hidden.ancestors().take_while(|path| *path != tree));
+        let object = |path: &Path| lstat(path).map(|stat| (path.to_owned(), (stat.st_dev, stat.st_ino))).ok();
+        on_the_way.filter_map(object).collect()
     }
 
     /// Those that lie in `tree`.
@@ -355,7 +374,13 @@ mod tests {
         scene.plan.argv = vec![scene.at("rich/bin/x"), scene.at("tool/script"), scene.at("tool/part")];
         scene.check("tool: merged, 0 shown; rich: merged, 1 shown");
         fs::write(scene.at("tool/script").as_path(), "").unwrap();
-        scene.check("rich: merged, 1 shown");
+        std::os::unix::fs::symlink("../tool/script", scene.at("work/link").as_path()).unwrap();
+        let script = scene.at("tool/script");
+        let script = script.as_path().display();
+        for word in [&format!("{script}"), "../tool/script", "link", "-f../tool/script", &format!("--file={script}")] {
+            scene.plan.argv = vec![RawText::from("make"), RawText::from(word)];
+            scene.check("rich: merged, 1 shown");
+        }
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl Lease {
             ways.into_iter().for_each(|(cache, way)| self.keep_read_only(cache, way));
             return Ok(());
         }
-        let key = key(plan.workspace.as_path());
+        let key = key_of(plan.workspace.as_path());
         let path = place.join(&key);
         // Held before anything is made in it: whatever fails, it is sealed.
         let (home, _) = self.home.insert(open_home(place, &key)?);
@@ -270,7 +270,7 @@ fn data_of(cache: &ToolCache) -> (Vec<String>, Vec<String>) {
 
 /// The name of a workspace's directory. Another directory that is later at the same path
 /// is another workspace, as it is for approvals.
-fn key(workspace: &Path) -> String {
+pub(super) fn key_of(workspace: &Path) -> String {
     let identity = workspace_identity(workspace);
     let fields = [workspace.as_os_str().as_bytes(), identity.as_str().as_bytes()];
     let digest = Digest::of_fields("stockade-caches-1", fields);

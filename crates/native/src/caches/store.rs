@@ -9,6 +9,7 @@ use stockade_files::removal::{LEAVING, remove_tree, sweep};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
+use super::lease::key_of;
 use super::seal::{hold_home, name_now, names_in, seal_anew};
 use super::{MERGED, PLAIN, WORKSPACE, is_key, open_directory, open_lock};
 
@@ -33,6 +34,9 @@ pub struct WorkspaceCaches {
     pub workspace: RawText,
     /// Whether a run uses them.
     pub is_used: bool,
+    /// Whether no run can use them again: the workspace is no more, or another directory is at
+    /// its path.
+    pub is_gone: bool,
     /// When a run used them last, in milliseconds since 1970.
     pub used_ms: u64,
     /// What they take on the disk, by tool.
@@ -117,7 +121,8 @@ impl CacheStore {
             }
         }
         let (workspace, used_ms) = workspace_of(home.as_fd());
-        Some(WorkspaceCaches { key, workspace, is_used, used_ms, tools: tools.into_iter().collect() })
+        let is_gone = key_of(workspace.as_path()) != key;
+        Some(WorkspaceCaches { key, workspace, is_used, is_gone, used_ms, tools: tools.into_iter().collect() })
     }
 
     /// Removes the caches of a workspace, unless a run uses them.
@@ -150,10 +155,9 @@ impl CacheStore {
         let all = self.list()?;
         let mut left: u64 = all.iter().map(WorkspaceCaches::bytes).sum();
         let mut removed = Vec::new();
-        let is_gone = |caches: &WorkspaceCaches| caches.workspace.as_path().symlink_metadata().is_err();
-        let (gone, others): (Vec<_>, Vec<_>) = all.into_iter().rev().partition(is_gone);
-        for (caches, is_gone) in gone.into_iter().map(|c| (c, true)).chain(others.into_iter().map(|c| (c, false))) {
-            if (is_gone || left > limit_bytes) && self.clear(&caches.key)? == Cleared::Removed {
+        let (gone, others): (Vec<_>, Vec<_>) = all.into_iter().rev().partition(|caches| caches.is_gone);
+        for caches in gone.into_iter().chain(others) {
+            if (caches.is_gone || left > limit_bytes) && self.clear(&caches.key)? == Cleared::Removed {
                 left = left.saturating_sub(caches.bytes());
                 removed.push(caches);
             }

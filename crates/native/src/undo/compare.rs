@@ -227,7 +227,7 @@ impl<'r> Comparing<'r> {
     pub fn judge(&mut self, paths: &[PathBuf]) -> Result<Vec<Judged>, UndoError> {
         let selected = self.select(paths);
         let room = usize::try_from(descriptors::raise().unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
-        let (count, mut open, mut judged) = (selected.len(), OTHER_DESCRIPTORS, Vec::new());
+        let (count, mut open, mut judged) = (selected.len(), OTHER_DESCRIPTORS.min(room / 2), Vec::new());
         for (path, entry) in selected {
             let one = self.judge_one(path, entry);
             open += usize::from(one.now.is_some());
