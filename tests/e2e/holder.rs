@@ -348,6 +348,70 @@ fn no_link_leads_into_a_process_by_its_number() {
     });
 }
 
+/// A way that is made in two steps: a link that leads nowhere, and what completes it.
+#[test]
+fn no_link_is_completed_to_what_is_hidden() {
+    each_user(|world| {
+        furnish(world);
+        let home = world.home().display().to_string();
+        for (name, make) in [
+            ("a", format!("ln -s b/.ssh/id a; ln -s {home} b")),
+            ("c", format!("ln -s d/.ssh/id c; ln -s {home} e; mv e d")),
+            ("f", format!("ln -s g/h/.ssh/id f; mkdir i; ln -s {home} i/h; mv i g")),
+            (
+                "j",
+                "mkdir -p k/l/m; ln -s ../../../../home/.ssh/id k/l/m/n; mkdir -p o/p; mv k/l/m o; mv o j".to_owned(),
+            ),
+            ("q", "mkdir -p r/s/t; ln -s ../../home/.ssh/id r/s/t/n; mv r/s/t q".to_owned()),
+            ("u", "ln -s v/99999/root u; ln -s /proc v".to_owned()),
+            ("w", "ln -s x/proc/99999/root w; ln -s / x".to_owned()),
+        ] {
+            for level in ["full", "restricted"] {
+                world.run(&scripted(world, &["--level", level], &format!("{make}; true")));
+                let top = world.workspace().join(name);
+                let inner = [top.clone(), top.join("n"), top.join("m/n")];
+                let read = inner.iter().find(|path| fs::read_to_string(path).is_ok_and(|text| text == "key"));
+                assert!(read.is_none(), "{level}: {make}: {read:?}");
+                // Of processes either link may be there, not both.
+                let both = [("u", "v"), ("w", "x")]
+                    .into_iter()
+                    .filter(|pair| pair.0 == name)
+                    .any(|(link, other)| [link, other].iter().all(|link| world.workspace().join(link).is_symlink()));
+                assert!(!both, "{level}: {make}");
+                let all = fs::read_dir(world.workspace()).unwrap().flatten().map(|entry| entry.path());
+                for path in all.filter(|path| path.extension().is_none()) {
+                    let removed = if path.is_dir() && !path.is_symlink() {
+                        fs::remove_dir_all(&path)
+                    } else {
+                        fs::remove_file(&path)
+                    };
+                    removed.unwrap();
+                }
+            }
+        }
+        // Ordinary links.
+        let ordinary = format!(
+            "ln -s {home} home; ln -s / root; ln -s later/file f; mkdir later; echo x > later/file; cat f; \
+             mkdir -p d/e; ln -s ../../later d/e/l; mv d g; cat g/e/l/file; ln -s nowhere n; mkdir o; mv n o; mv o p"
+        );
+        for level in ["full", "restricted"] {
+            let output = world.run(&scripted(world, &["--level", level], &ordinary));
+            assert_eq!(
+                (output.ended, output.stdout.as_str()),
+                (Ended::Code(0), "x\nx\n"),
+                "{level}: {}",
+                output.stderr
+            );
+            for name in ["home", "root", "f"] {
+                fs::remove_file(world.workspace().join(name)).unwrap();
+            }
+            for name in ["later", "g", "p"] {
+                fs::remove_dir_all(world.workspace().join(name)).unwrap();
+            }
+        }
+    });
+}
+
 /// What a run does to the directories of a layer that others need.
 #[test]
 fn what_a_run_breaks_in_a_layer_is_mended() {

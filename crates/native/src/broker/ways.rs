@@ -10,7 +10,7 @@ use rustix::fs::FileType;
 use stockade_model::{Grant, Level, Operation};
 
 use super::service::{Failure, Service, refused};
-use crate::guards::pointers::{MAX_POINTER_BYTES, leading_through, may_lead_elsewhere, target_of};
+use crate::guards::pointers::{MAX_POINTER_BYTES, has_link, leading_through, may_lead_elsewhere, target_of};
 use crate::guards::view::{Chain, There, at, parent};
 use crate::guards::{View, open_host_root};
 use crate::powers::{Refusal, covers, to_path};
@@ -63,6 +63,9 @@ impl Service {
             if is_private && (may_be_directory || there == There::Nothing) && is_on_host() {
                 return refuse("a link to a directory that ends with the run".to_owned());
             }
+            if may_be_directory && self.is_above_closed(&end) && self.completes(view, (path, &end)) {
+                return refuse("a link by which another one leads to what is hidden from runs".to_owned());
+            }
             shows |= may_be_directory && (self.powers.hidden().iter().any(|hidden| covers(&end, hidden)) || is_private);
             leads |= may_be_directory && may_lead_elsewhere(view, &end, false);
         }
@@ -79,10 +82,49 @@ impl Service {
             return Ok(());
         }
         let view = View::new(first.root.as_fd());
+        // The text of a link says something else where it stands elsewhere.
+        let is_led = |link: &[u8]| {
+            let (Some(within), Ok(text)) = (link.strip_prefix(now), view.link_text(link)) else { return true };
+            let new = [path, within].concat();
+            let Some(Chain { end, .. }) = view.resolve(&at(parent(&new), &text)) else { return false };
+            let is_as_before = || view.resolve(link).is_some_and(|before| before.end == end);
+            let completes = || self.is_above_closed(&end) && self.completes(view, (&new, &end));
+            self.is_closed(&end) && !is_as_before() || completes()
+        };
+        // Afterwards nothing tells what it said before.
+        if now != path && has_link(view, now, &is_led) {
+            let rule = "a link in it would lead to what is hidden from runs".to_owned();
+            let grant = Some(Grant::Write(to_path(path)));
+            return Err(refused(Operation::Rename, path, Refusal { rule, grant }));
+        }
         match may_lead_elsewhere(view, now, true) {
             true => self.permit_led(view, path, true, Operation::Rename),
             false => Ok(()),
         }
+    }
+
+    /// Whether no link of a run's may lead there: it is hidden, nothing is judged there, or a
+    /// process has it open.
+    fn is_closed(&self, place: &[u8]) -> bool {
+        self.powers.hides(place).is_some() || self.powers.in_private_tree(place) || is_in_process(place)
+    }
+
+    /// Whether a link that leads there may be a part of the way to such a place.
+    fn is_above_closed(&self, end: &[u8]) -> bool {
+        let is_above = |closed: &[u8]| end == b"/" || covers(end, closed);
+        self.powers.hidden().iter().any(|hidden| is_above(hidden)) || is_above(b"/proc") || self.is_closed(end)
+    }
+
+    /// Whether a link that leads nowhere passes over `new`, and leads to such a place where that
+    /// leads to `end`.
+    fn completes(&self, view: View<'_>, (new, end): (&[u8], &[u8])) -> bool {
+        let passes = |link: &[u8]| {
+            let Some(Chain { end: led, missing: Some(_), .. }) = view.resolve(link) else { return false };
+            let Some(rest) = led.strip_prefix(new).filter(|rest| rest.starts_with(b"/")) else { return false };
+            let end = if end == b"/" { b"" } else { end };
+            self.is_closed(&[end, rest].concat())
+        };
+        self.powers.writable().iter().any(|root| has_link(view, root, &passes))
     }
 
     /// Whether what is called `path` is looked at: nothing that a grant names, or lies elsewhere.

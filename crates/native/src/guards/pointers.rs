@@ -16,6 +16,9 @@ const PARTS_OF_MODULE: &[&[u8]] =
     &[b"branches", b"hooks", b"info", b"lfs", b"logs", b"objects", b"refs", b"rr-cache", b"worktrees"];
 /// Names that are looked at in what a link leads to.
 const MAX_LOOKED_INTO: usize = 4_000;
+/// Entries beneath a directory that are looked through for links, beyond which any is one that
+/// is looked for.
+const MAX_LOOKED_THROUGH: usize = 200_000;
 /// Names that are looked at for all that lead to one repository.
 const MAX_LOOKED_AT: usize = 500_000;
 
@@ -161,6 +164,32 @@ pub(crate) fn may_lead_elsewhere(view: View<'_>, top: &[u8], only_links: bool) -
             Err(_) => true,
         };
         if is_closed || has_git && !only_links || seen > MAX_LOOKED_INTO || links.iter().any(leads) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Whether a link in the directory `top` is one that is looked for. It is, where not all can be
+/// looked at.
+pub(crate) fn has_link(view: View<'_>, top: &[u8], is_wanted: &dyn Fn(&[u8]) -> bool) -> bool {
+    let (mut waiting, mut seen) = (vec![top.to_vec()], 0);
+    while let Some(directory) = waiting.pop() {
+        let mut links = Vec::new();
+        let listed = view.list(&directory, |name, kind| {
+            seen += 1;
+            match kind {
+                FileType::Directory | FileType::Unknown => waiting.push(join(&directory, name)),
+                FileType::Symlink => links.push(join(&directory, name)),
+                _ => {}
+            }
+        });
+        let is_closed = match listed {
+            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => false,
+            Err(Errno::ACCESS) => view.is_own(&directory),
+            Err(_) => true,
+        };
+        if is_closed || seen > MAX_LOOKED_THROUGH || links.iter().any(|link| is_wanted(link)) {
             return true;
         }
     }

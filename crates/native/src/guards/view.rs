@@ -224,7 +224,7 @@ impl<'a> View<'a> {
     }
 
     /// INVAL where `path` is no link.
-    fn link_text(self, path: &[u8]) -> Result<Vec<u8>, Errno> {
+    pub(crate) fn link_text(self, path: &[u8]) -> Result<Vec<u8>, Errno> {
         let held = self.open(path, OFlags::PATH)?;
         match FileType::from_raw_mode(fstat(&held)?.st_mode) {
             FileType::Symlink => resolve::link_text(held.as_fd()),
