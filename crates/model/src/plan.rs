@@ -29,8 +29,8 @@ pub struct Plan {
     /// The grants merged into the profile.
     pub grants: Vec<Grant>,
     /// Effects that the text of the command shows, which was agreed to, the settings file of a
-    /// repository that it sets a program in, and the hooks that it writes. Those of programs that it starts and does not name
-    /// are asked about.
+    /// repository that it sets a program in, and the hooks that it writes. Those of programs that
+    /// it starts and does not name are asked about.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub effects: Vec<Grant>,
     /// The level to enforce; less is a refusal (L6).

@@ -4,38 +4,38 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// Directories as they are without links; absent where there is none. Most names of secrets are
-/// on no machine, and an absent directory answers for all in it.
+/// Places as they are without links; absent where nothing is. Most names of secrets are on no
+/// machine, and an absent directory answers for all in it.
 #[derive(Debug, Default)]
-struct Directories(HashMap<PathBuf, Option<PathBuf>>);
+pub(crate) struct LinkTargets {
+    directories: HashMap<PathBuf, Option<PathBuf>>,
+}
 
-impl Directories {
-    fn real(&mut self, directory: &Path) -> Option<PathBuf> {
-        if let Some(known) = self.0.get(directory) {
+impl LinkTargets {
+    /// What a path leads to, where that has another name. Nothing where nothing is there, as at
+    /// the end of a link that leads nowhere.
+    pub(crate) fn of(&mut self, path: &Path) -> Option<PathBuf> {
+        self.real(path).filter(|real| real != path)
+    }
+
+    fn real(&mut self, path: &Path) -> Option<PathBuf> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Some(path.to_owned()) };
+        let beneath = self.real_directory(parent)?.join(name);
+        match beneath.symlink_metadata() {
+            Ok(found) if found.is_symlink() => beneath.canonicalize().ok(),
+            Ok(_) => Some(beneath),
+            Err(_) => None,
+        }
+    }
+
+    fn real_directory(&mut self, directory: &Path) -> Option<PathBuf> {
+        if let Some(known) = self.directories.get(directory) {
             return known.clone();
         }
-        let real = real(self, directory);
-        self.0.insert(directory.to_owned(), real.clone());
+        let real = self.real(directory);
+        self.directories.insert(directory.to_owned(), real.clone());
         real
     }
-}
-
-/// A path without links; absent where nothing is there, as at the end of a link that leads
-/// nowhere.
-fn real(directories: &mut Directories, path: &Path) -> Option<PathBuf> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Some(path.to_owned()) };
-    let beneath = directories.real(parent)?.join(name);
-    match beneath.symlink_metadata() {
-        Ok(found) if found.is_symlink() => beneath.canonicalize().ok(),
-        Ok(_) => Some(beneath),
-        Err(_) => None,
-    }
-}
-
-/// The places of these paths that have another name than the path has.
-pub(crate) fn led_to<'p>(paths: impl Iterator<Item = &'p Path>) -> Vec<PathBuf> {
-    let mut directories = Directories::default();
-    paths.filter_map(|path| real(&mut directories, path).filter(|real| real != path)).collect()
 }
 
 #[cfg(test)]
@@ -65,8 +65,7 @@ mod tests {
             ("loop", None),
         ] {
             let path = top.join(path);
-            let expected: Vec<PathBuf> = expected.into_iter().map(|name| top.join(name)).collect();
-            assert_eq!(led_to(std::iter::once(path.as_path())), expected, "{}", path.display());
+            assert_eq!(LinkTargets::default().of(&path), expected.map(|name| top.join(name)), "{}", path.display());
         }
     }
 }

@@ -15,7 +15,7 @@ use stockade_model::{
 use crate::error::suggestion;
 use crate::guarded::guarded_place;
 use crate::hosts::check_breadth;
-use crate::link_targets;
+use crate::link_targets::LinkTargets;
 use crate::mounts::MountsError;
 use crate::settings::{OwnDirectories, PassedPlace, Settings};
 use crate::spec::{ProfileSpec, Sourced};
@@ -270,7 +270,8 @@ fn hide_in_other_homes(settings: &Settings, filesystem: &mut Filesystem) {
 /// Hides what is hidden where it lies too. What is revealed there is not revealed by the name
 /// of the link.
 fn hide_where_links_lead(filesystem: &mut Filesystem) {
-    let led_to = link_targets::led_to(filesystem.hide.iter().map(RawText::as_path));
+    let mut targets = LinkTargets::default();
+    let led_to: Vec<PathBuf> = filesystem.hide.iter().filter_map(|hidden| targets.of(hidden.as_path())).collect();
     filesystem.hide.extend(led_to.into_iter().map(RawText::from));
 }
 
@@ -340,8 +341,8 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
         Grant::Read(path) => {
             if hidden_by(filesystem, path).is_some() {
                 // By whatever name it is granted, all its names are.
-                let place =
-                    |path: &Path| link_targets::led_to(std::iter::once(path)).pop().unwrap_or_else(|| path.to_owned());
+                let mut targets = LinkTargets::default();
+                let mut place = |path: &Path| targets.of(path).unwrap_or_else(|| path.to_owned());
                 let granted = place(path);
                 filesystem.hide.retain(|hidden| hidden.as_path() != path && place(hidden.as_path()) != granted);
                 if hidden_by(filesystem, path).is_some() {

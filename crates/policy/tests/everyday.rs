@@ -7,8 +7,8 @@
 use std::path::Path;
 
 use stockade_model::{
-    ApprovalMode, Assessment, Command, GranularMode, Impact, Level, QuestionKind, RawText, Request, SandboxPreference,
-    Tier, Verdict,
+    ApprovalMode, Assessment, Command, Grant, GranularMode, Impact, Level, QuestionKind, RawText, Request,
+    SandboxPreference, Tier, Verdict,
 };
 use stockade_policy::{
     Circumstances, Layer, LayerText, OwnDirectories, Ruling, Settings, configured_files, rule_in, rule_on,
@@ -533,15 +533,19 @@ fn what_is_granted_by_hand_is_not_refused_by_its_text() {
     check("cp a .git/hooks/pre-commit; rm -rf ~", &[hooks], false, true, Verdict::Ask);
 }
 
+/// Which files a yes to a command is one to.
+#[track_caller]
+fn check_agreed(agreed: fn(&Request, &Assessment) -> Vec<Grant>, command: &str, expected: &[&str]) {
+    let request = request(command, "/home/u/ws", ApprovalMode::OnFailure, &[]);
+    let files = agreed(&request, &assess(command, "/home/u", "/home/u/ws"));
+    let files: Vec<String> = files.iter().map(ToString::to_string).collect();
+    assert_eq!(files, expected, "{command}");
+}
+
 /// A yes to one command that sets a program is one to the file in which it does.
 #[test]
 fn a_yes_to_a_setting_is_one_to_its_file() {
-    let check = |command: &str, expected: &[&str]| {
-        let request = request(command, "/home/u/ws", ApprovalMode::OnFailure, &[]);
-        let files = configured_files(&request, &assess(command, "/home/u", "/home/u/ws"));
-        let files: Vec<String> = files.iter().map(ToString::to_string).collect();
-        assert_eq!(files, expected, "{command}");
-    };
+    let check = |command: &str, expected: &[&str]| check_agreed(configured_files, command, expected);
     check("git config core.editor vim", &["write /home/u/ws/.git/config"]);
     check("git config --add core.pager './x -R'", &["write /home/u/ws/.git/config"]);
     check("git -C sub config core.editor vim", &["write /home/u/ws/sub/.git/config"]);
@@ -567,12 +571,7 @@ fn a_yes_to_a_setting_is_one_to_its_file() {
 /// A yes to a command that writes a hook, and does nothing else, reaches the hook.
 #[test]
 fn a_yes_to_a_hook_is_one_to_its_file() {
-    let check = |command: &str, expected: &[&str]| {
-        let request = request(command, "/home/u/ws", ApprovalMode::OnFailure, &[]);
-        let files = written_hooks(&request, &assess(command, "/home/u", "/home/u/ws"));
-        let files: Vec<String> = files.iter().map(ToString::to_string).collect();
-        assert_eq!(files, expected, "{command}");
-    };
+    let check = |command: &str, expected: &[&str]| check_agreed(written_hooks, command, expected);
     let hook = "write /home/u/ws/.git/hooks/pre-commit";
     check("cp a.sh .git/hooks/pre-commit", &[hook]);
     check("echo 'exec make test' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit", &[hook]);

@@ -115,12 +115,15 @@ fn tell(outcome: &Outcome, standing: &[Grant], workspace: Option<&Path>) {
     terminal::give_back();
     let home = places::home(&variable).unwrap_or_default();
     let remembered = remembered(outcome);
+    // Most runs are refused nothing, and need no hint.
+    let has_refusals = outcome.attempts.last().is_some_and(|last| !last.denials.is_empty());
+    let own_directories = if has_refusals { places::own_directories(&variable) } else { Vec::new() };
     let context = render::summary::SummaryContext {
         remembered: &remembered,
         standing,
         home: &home,
         workspace,
-        own_directories: &places::own_directories(&variable),
+        own_directories: &own_directories,
     };
     let text = render::summary::summary(outcome, context, crate::stderr_style());
     remark(&text);

@@ -21,7 +21,7 @@ use super::holder::Wanted;
 use super::seal::{make_home, seal, unseal};
 use super::set::{Set, is_ready, own_directory};
 use super::{MERGED, PLAIN, WORKSPACE, open_directory, open_lock};
-use crate::launch::{Layer, MAX_MERGED, MergedDirectory, Overlay};
+use crate::launch::{MAX_MERGED, MergedDirectory, Overlay};
 
 /// How long a start waits for whoever has a workspace's directory alone, and between two
 /// looks. Names are changed in that time, nothing more: a loaded machine, or a disk that
@@ -165,18 +165,18 @@ impl Lease {
             return Ok(());
         }
         let (directories, files) = data_of(cache);
-        let layer = match &mut self.overlays {
+        let overlay = match &mut self.overlays {
             Overlays::Absent => return Ok(()),
-            Overlays::Borrowed(_) => Layer::Lent,
+            Overlays::Borrowed(_) => None,
             Overlays::Own(set) => {
                 set.places(&cache.tool, found.mode, &directories)?;
                 let at = path.join(MERGED).join(set.number.to_string()).join(&cache.tool);
-                Layer::Own(Overlay::new(&at.join("upper"), &at.join("work")).map_err(|_| Errno::STALE)?)
+                Some(Overlay::new(&at.join("upper"), &at.join("work")).map_err(|_| Errno::STALE)?)
             }
         };
         self.tools.merged.push(cache.tool.clone());
         let MergedPlace { directory, shown, .. } = found;
-        self.merged.push(MergedDirectory { directory, layer, directories, files, shown });
+        self.merged.push(MergedDirectory { directory, overlay, directories, files, shown });
         Ok(())
     }
 

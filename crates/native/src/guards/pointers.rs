@@ -142,46 +142,32 @@ pub(crate) fn leading_through(
 /// in it, or a link to a directory, or more than is looked through. With `only_links` a
 /// repository does not count.
 pub(crate) fn may_lead_elsewhere(view: View<'_>, top: &[u8], only_links: bool) -> bool {
-    let (mut waiting, mut seen) = (vec![top.to_vec()], 0);
     let may_be_directory = |path: &[u8]| matches!(view.there(path), There::Is(FileType::Directory) | There::Unknown);
-    while let Some(directory) = waiting.pop() {
-        let (mut links, mut has_git) = (Vec::new(), false);
-        let listed = view.list(&directory, |name, kind| {
-            seen += 1;
-            has_git |= kind == FileType::Directory && super::fold(name).as_ref() == b".git";
-            match kind {
-                FileType::Directory | FileType::Unknown => waiting.push(join(&directory, name)),
-                FileType::Symlink => links.push(join(&directory, name)),
-                _ => {}
-            }
-        });
-        let leads = |link: &Vec<u8>| {
-            view.resolve(link).is_some_and(|chain| chain.closed.is_some() || may_be_directory(&chain.end))
-        };
-        let is_closed = match listed {
-            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => false,
-            Err(Errno::ACCESS) => view.is_own(&directory),
-            Err(_) => true,
-        };
-        if is_closed || has_git && !only_links || seen > MAX_LOOKED_INTO || links.iter().any(leads) {
-            return true;
+    holds(view, top, MAX_LOOKED_INTO, |name, path, kind| match kind {
+        FileType::Directory => !only_links && super::fold(name).as_ref() == b".git",
+        FileType::Symlink => {
+            view.resolve(path).is_some_and(|chain| chain.closed.is_some() || may_be_directory(&chain.end))
         }
-    }
-    false
+        _ => false,
+    })
 }
 
 /// Whether a link in the directory `top` is one that is looked for. It is, where not all can be
 /// looked at.
 pub(crate) fn has_link(view: View<'_>, top: &[u8], is_wanted: &dyn Fn(&[u8]) -> bool) -> bool {
+    holds(view, top, MAX_LOOKED_THROUGH, |_, path, kind| kind == FileType::Symlink && is_wanted(path))
+}
+
+/// Whether something beneath the directory `top` is what is looked for, by its name, its path
+/// and its kind. It is, where there are more than `most` entries, or not all can be looked at.
+fn holds(view: View<'_>, top: &[u8], most: usize, is_wanted: impl Fn(&[u8], &[u8], FileType) -> bool) -> bool {
     let (mut waiting, mut seen) = (vec![top.to_vec()], 0);
     while let Some(directory) = waiting.pop() {
-        let mut links = Vec::new();
+        let mut entries = Vec::new();
         let listed = view.list(&directory, |name, kind| {
             seen += 1;
-            match kind {
-                FileType::Directory | FileType::Unknown => waiting.push(join(&directory, name)),
-                FileType::Symlink => links.push(join(&directory, name)),
-                _ => {}
+            if matches!(kind, FileType::Directory | FileType::Unknown | FileType::Symlink) {
+                entries.push((name.to_vec(), kind));
             }
         });
         let is_closed = match listed {
@@ -189,8 +175,17 @@ pub(crate) fn has_link(view: View<'_>, top: &[u8], is_wanted: &dyn Fn(&[u8]) -> 
             Err(Errno::ACCESS) => view.is_own(&directory),
             Err(_) => true,
         };
-        if is_closed || seen > MAX_LOOKED_THROUGH || links.iter().any(|link| is_wanted(link)) {
+        if is_closed || seen > most {
             return true;
+        }
+        for (name, kind) in entries {
+            let path = join(&directory, &name);
+            if is_wanted(&name, &path, kind) {
+                return true;
+            }
+            if kind != FileType::Symlink {
+                waiting.push(path);
+            }
         }
     }
     false

@@ -99,22 +99,14 @@ impl Merged {
     }
 }
 
-/// How a directory beneath what is written in it is had.
-#[derive(Clone, Debug)]
-pub enum Layer {
-    /// The run mounts it, and what is written waits here.
-    Own(Overlay),
-    /// Another process holds it, and lends a copy of the mount. Without, it is read-only.
-    Lent,
-}
-
 /// A directory of the host that is seen beneath what runs write in it.
 #[derive(Clone, Debug)]
 pub struct MergedDirectory {
     /// Where the host has it, links not followed.
     pub directory: PathBuf,
-    /// What is written there, and how it is had.
-    pub layer: Layer,
+    /// Where what is written waits, where the run mounts it. Absent where another process holds
+    /// it, and lends a copy of the mount.
+    pub overlay: Option<Overlay>,
     /// Names of directories in it that may be changed. Where neither these nor `files`
     /// name anything, all of it may be.
     pub directories: Vec<String>,
@@ -134,11 +126,7 @@ impl MergedDirectory {
         let texts =
             |names: &[String]| names.iter().map(|name| c_string(OsStr::new(name))).collect::<Result<Vec<_>, _>>();
         let (directories, files) = (texts(&self.directories)?, texts(&self.files)?);
-        let overlay = match &self.layer {
-            Layer::Own(overlay) => Some(overlay.clone()),
-            Layer::Lent => None,
-        };
-        Ok(Nature::Merged(Box::new(Merged { index, overlay, directories, files })))
+        Ok(Nature::Merged(Box::new(Merged { index, overlay: self.overlay.clone(), directories, files })))
     }
 }
 

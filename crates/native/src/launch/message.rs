@@ -43,8 +43,8 @@ pub(super) enum Message {
     /// standard streams and the ruleset come along. The command gets this file
     /// mode creation mask, where it is another than that of the making.
     Plan { umask: Option<u32> },
-    /// To the init: layers that another process holds come along, for the merged directories
-    /// of these numbers.
+    /// To the init: layers that another process holds come along, in the order of their
+    /// directories.
     Layers { is_last: bool },
     /// To the init: send this signal to the command's process group.
     Signal(i32),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use stockade_model::{Plan, RawText};
 
 use super::error::LaunchError;
-use super::layout::{Layer, MergedDirectory, Overlay, c_string, hidden_there};
+use super::layout::{MergedDirectory, Overlay, c_string, hidden_there};
 
 /// What a run is given besides its plan.
 #[derive(Clone, Debug, Default)]
@@ -99,7 +99,7 @@ impl Outfit {
 
     /// Whether another process lends layers.
     pub(super) fn borrows(&self) -> bool {
-        self.merged.iter().any(|merged| matches!(merged.layer, Layer::Lent))
+        self.merged.iter().any(|merged| merged.overlay.is_none())
     }
 
     /// Whether others have walled the place in.
