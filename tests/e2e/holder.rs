@@ -9,11 +9,11 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use stockade_testkit::{Ended, few_or_all};
+use stockade_testkit::{Ended, Running, few_or_all};
 
 use crate::caches::{cache, caches, furnish, scripted};
 use crate::kept::kill;
-use crate::life::marked;
+use crate::life::{marked, none_left};
 use crate::world::{World, binary, each_user, one_user};
 
 /// How long something may take on a loaded machine.
@@ -198,6 +198,26 @@ fn a_run_sees_what_the_host_has_now() {
             "test ! -e ~/.npm/_cacache/deep; test ! -e ~/.npm/_cacache/later; cat ~/.npm/_cacache/elsewhere/later";
         assert_eq!(passes(world, script), "deep");
         assert_eq!(holders(&place(world)).len(), 1);
+    });
+}
+
+/// Nobody says that a run is over which was killed: what it has looked up is forgotten by the next.
+#[test]
+fn a_run_that_was_killed_leaves_no_old_name() {
+    each_user(|world| {
+        furnish(world);
+        passes(world, "true");
+        world.file("home/.npm/_cacache/old", "old");
+        let look = "cat ~/.npm/_cacache/old; test ! -e ~/.npm/_cacache/new; echo > begun; sleep 71.5";
+        let run = Running::start(&world.account, &scripted(world, &["--level", "full"], look)).unwrap();
+        soon("the run looks", || world.workspace().join("begun").exists());
+        kill(run.pid());
+        run.finish().unwrap();
+        let cache = world.home().join(".npm/_cacache");
+        fs::rename(cache.join("old"), cache.join("new")).unwrap();
+        let found = passes(world, "test ! -e ~/.npm/_cacache/old; cat ~/.npm/_cacache/new");
+        assert_eq!(found, "old");
+        none_left("71.5");
     });
 }
 

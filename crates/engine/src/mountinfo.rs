@@ -18,9 +18,13 @@ pub struct Served(Vec<PathBuf>);
 impl Served {
     /// As it is now, but for what `here` itself lies on.
     pub fn beside(here: &Path) -> Self {
-        let text = read().unwrap_or_default();
+        Self::of(&read().unwrap_or_default(), here)
+    }
+
+    /// The same of what was read before.
+    pub fn of(text: &[u8], here: &Path) -> Self {
         let is_served = |kind: &[u8]| SERVED.iter().any(|served| kind.starts_with(served.as_bytes()));
-        let points = mounts(&text).filter(|(point, kind)| is_served(kind) && !here.starts_with(point));
+        let points = mounts(text).filter(|(point, kind)| is_served(kind) && !here.starts_with(point));
         Self(points.map(|(point, _)| point).collect())
     }
 

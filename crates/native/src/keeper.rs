@@ -195,8 +195,13 @@ impl Keeper {
         for denial in temp.map(TempWatch::end).unwrap_or_default() {
             told.tell(AttemptEvent::Denied(denial));
         }
+        let mut is_over = !matches!(end, CommandEnd::Lost(_));
         let (report, left) = match &leaves {
-            None => (broker.stop(BROKER_ENDS_WITHIN).unwrap_or_default(), None),
+            None => {
+                let report = broker.stop(BROKER_ENDS_WITHIN);
+                is_over &= report.is_some();
+                (report.unwrap_or_default(), None)
+            }
             Some(leaves) => leaves.settle(broker, &end),
         };
         // After the last connect, before the end: its records belong to the run.
@@ -215,7 +220,9 @@ impl Keeper {
             end.kept_for_undo = undoing.end();
         }
         // Whoever hears of the end may follow the links that the run left.
-        lease.iter_mut().for_each(Lease::seal);
+        let held = lock(&launched);
+        lease.iter_mut().for_each(|lease| lease.end(held.init().filter(|_| is_over)));
+        drop(held);
         drop((renewal, launched, on_drop));
         told.tell(AttemptEvent::Ended(end));
         // Nobody waits for what it puts in order.

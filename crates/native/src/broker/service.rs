@@ -450,7 +450,7 @@ impl Service {
             .collect();
         self.must_still_wait(caller)?;
         self.threads.first_mask(identity.umask);
-        let roots = Roots::new(root.as_fd(), &self.powers);
+        let roots = Roots::new(&self.powers);
         self.first = Some(First { root, streams, keeper: identity.parent, process: identity.own_process, roots });
         self.follow_rules();
         Ok(())

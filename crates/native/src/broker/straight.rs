@@ -7,7 +7,7 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -26,16 +26,19 @@ use crate::powers::{Powers, Verdict};
 /// Roots held at once; beneath others, the long way is taken.
 const MAX_ROOTS: usize = 64;
 
-/// Roots of what may be written, held.
-pub(super) struct Roots(RefCell<Vec<(Vec<u8>, OwnedFd)>>);
+/// Roots of what may be written, each held once something beneath it is opened.
+pub(super) struct Roots(RefCell<Vec<Root>>);
+
+struct Root {
+    path: Vec<u8>,
+    held: Option<OwnedFd>,
+}
 
 impl Roots {
-    /// Holds the writable roots and the private trees, as they are beneath
-    /// `root`.
-    pub fn new(root: BorrowedFd<'_>, powers: &Powers) -> Self {
-        let hold = |path: &Path| Some((path.as_os_str().as_bytes().to_vec(), hold(root, path)?));
-        let found = powers.writable_roots().chain(powers.private_trees()).filter_map(hold).collect();
-        Self(RefCell::new(found))
+    /// The writable roots and the private trees.
+    pub fn new(powers: &Powers) -> Self {
+        let root = |path: &Path| Root { path: path.as_os_str().as_bytes().to_vec(), held: None };
+        Self(RefCell::new(powers.writable_roots().chain(powers.private_trees()).map(root).collect()))
     }
 
     /// Holds a root that was added. `own` where it is written in the view of the
@@ -46,27 +49,37 @@ impl Roots {
         let Some(seen) = hold(root, path) else { return };
         let held = if own { own_view(&seen, &known) } else { Some(seen) };
         if let Some(held) = held.filter(|_| roots.len() < MAX_ROOTS) {
-            roots.retain(|(root, _)| *root != known);
-            roots.push((known, held));
+            roots.retain(|root| root.path != known);
+            roots.push(Root { path: known, held: Some(held) });
         }
     }
 
     /// Forgets the roots at and beneath a path that no longer means what it did.
     pub fn forget(&self, path: &[u8]) {
-        self.0.borrow_mut().retain(|(root, _)| rest_of(path, root).is_none() && root != path);
+        self.0.borrow_mut().retain(|root| rest_of(path, &root.path).is_none() && root.path != path);
     }
 
-    /// Opens `path` from the deepest root above it.
-    fn open(&self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
-        let roots = self.0.borrow();
-        let found = roots.iter().filter_map(|(root, fd)| Some((fd, rest_of(root, path)?)));
-        let (root, rest) = found.min_by_key(|(_, rest)| rest.len()).ok_or(Errno::NOENT)?;
-        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-        openat2(root, rest, flags, mode, how)
+    /// Opens `path` from the deepest root above it, as it is beneath `top`.
+    fn open(&self, top: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+        let mut roots = self.0.borrow_mut();
+        loop {
+            let found = roots.iter_mut().enumerate();
+            let found = found.filter_map(|(at, root)| Some((rest_of(&root.path, path)?, at, root)));
+            let (rest, at, root) = found.min_by_key(|(rest, ..)| rest.len()).ok_or(Errno::NOENT)?;
+            if root.held.is_none() {
+                root.held = hold(top, Path::new(OsStr::from_bytes(&root.path)));
+            }
+            if let Some(held) = &root.held {
+                let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+                return openat2(held, rest, flags, mode, how);
+            }
+            // Nothing that can be held.
+            roots.swap_remove(at);
+        }
     }
 
     fn is_above(&self, path: &[u8]) -> bool {
-        self.0.borrow().iter().any(|(root, _)| rest_of(root, path).is_some())
+        self.0.borrow().iter().any(|root| rest_of(&root.path, path).is_some())
     }
 }
 
@@ -96,7 +109,8 @@ impl Service {
             return None;
         }
         let text = plain_path(path.to_bytes(), || caller.path_of(start))?;
-        let roots = &self.first.as_ref()?.roots;
+        let first = self.first.as_ref()?;
+        let roots = &first.roots;
         if !roots.is_above(&text)
             || is_open_device(&text)
             || matches!(self.decide(wish.operation(), &text), Verdict::Refuse(_))
@@ -115,7 +129,7 @@ impl Service {
         self.prepare_stage_at(&text, true).ok()?;
         // What cannot be kept is refused on the long way.
         self.keep_opened_for_undo(&text, wish).ok()?;
-        let fd = roots.open(&text, wish.of_broker(), wish.mode_of_new()).ok()?;
+        let fd = roots.open(first.root.as_fd(), &text, wish.of_broker(), wish.mode_of_new()).ok()?;
         let confirmed = if wish.creates() { self.confirm_opened(&fd, &text) } else { Ok(()) };
         if confirmed.is_ok() {
             self.note_written(&text);
@@ -180,12 +194,13 @@ mod tests {
         std::fs::create_dir_all(top.join("ws/d/e")).unwrap();
         let hold = |path: &str| {
             let fd = rustix::fs::open(top.join(&path[1..]), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
-            (own(path), fd)
+            Root { path: own(path), held: Some(fd) }
         };
         let roots = Roots(RefCell::new(vec![hold("/ws"), hold("/ws/d")]));
+        let slash = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
         let new = |path: &str| {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-            roots.open(&own(path), flags, Mode::from_raw_mode(0o600)).map(drop)
+            roots.open(slash.as_fd(), &own(path), flags, Mode::from_raw_mode(0o600)).map(drop)
         };
         assert_eq!(new("/ws/a"), Ok(()));
         assert_eq!(new("/ws/d/e/f"), Ok(()));
@@ -196,6 +211,14 @@ mod tests {
         roots.forget(&own("/ws/d"));
         assert_eq!(new("/ws/d/h"), Err(Errno::NOENT));
         assert!(top.join("moved/g").exists() && roots.is_above(&own("/ws/d")));
+        // One that is not held yet is what its path leads to, and no file.
+        std::fs::create_dir(top.join("ws/d")).unwrap();
+        for path in ["/ws/d", "/ws/a"] {
+            roots.0.borrow_mut().push(Root { path: own(path), held: None });
+        }
+        assert_eq!(new("/ws/d/i"), Ok(()));
+        assert_eq!(new("/ws/a/b"), Err(Errno::NOTDIR), "from the one above it");
+        assert!(top.join("ws/d/i").exists());
         roots.forget(&own(""));
         assert!(!roots.is_above(&own("/ws/d")));
     }

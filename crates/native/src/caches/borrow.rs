@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use stockade_sys::socket::demand_own;
 use stockade_sys::{Errno, passing};
 
-use super::holder::{LAST, Wanted};
+use super::holder::{LAST, OVER, Wanted};
 use super::open_file;
 
 /// The socket of a holder, in the directory of its workspace. A program of another version is
@@ -131,6 +131,11 @@ fn listen_in(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 }
 
 impl Loan {
+    /// Tells the holder that nothing is left that looks into a layer but this init.
+    pub(super) fn end(&self, init: BorrowedFd<'_>) {
+        let _ = passing::send(self.line.as_fd(), &[OVER], &[init]);
+    }
+
     /// Waits for the layers, in the order of the request.
     ///
     /// # Errors

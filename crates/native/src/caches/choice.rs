@@ -7,10 +7,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, lstat, openat2, stat, statat,
-};
+use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, lstat, openat2, stat};
 use rustix::process::geteuid;
+use stockade_engine::mountinfo::{self, Served};
 use stockade_model::{CacheSharing, Level, Plan, ToolCache};
 use stockade_sys::Errno;
 
@@ -22,9 +21,6 @@ const LISTED_BYTES: usize = 4096;
 
 /// Most directories beside the data of one cache that are shown as the host has them.
 const MAX_SHOWN: usize = 32;
-
-/// Entries of a directory that are looked at for mounts.
-const MAX_LOOKED_AT: usize = 16;
 
 /// How the cache of one tool is had.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,43 +51,68 @@ pub(super) struct MergedPlace {
 /// The way of each cache that is a layer. `overlays` tells whether there can be any, `hidden`
 /// what of the plan's hidden paths is there, without links.
 pub(super) fn choose<'p>(plan: &'p Plan, overlays: bool, hidden: &[PathBuf]) -> Vec<(&'p ToolCache, Way)> {
-    let hidden = Hidden::of(plan, hidden);
-    let files = files_of(plan);
+    let mounted = mountinfo::read().unwrap_or_default();
+    let scene = Scene {
+        files: files_of(plan, &Served::of(&mounted, plan.cwd.as_path())),
+        mounts: mountinfo::mounts(&mounted).map(|(point, _)| point).collect(),
+        hidden: Hidden::of(plan, hidden),
+        plan,
+        user: geteuid().as_raw(),
+    };
+    // Where nothing is known to be mounted, `/` neither, nobody knows what an overlay would show.
+    let overlays = overlays && !scene.mounts.is_empty();
     let caches = plan.profile.filesystem.caches.iter();
-    caches.filter_map(|cache| Some((cache, way((plan, &files), cache, overlays.then_some(&hidden))?))).collect()
+    caches.filter_map(|cache| Some((cache, scene.way(cache, overlays)?))).collect()
 }
 
-fn way((plan, files): (&Plan, &[PathBuf]), cache: &ToolCache, overlays: Option<&Hidden<'_>>) -> Option<Way> {
-    if cache.moved_by.iter().any(|name| plan.environment.contains_key(name)) {
-        return None;
-    }
-    let found = Found::at(cache.directory.as_path()).ok()?;
-    let real = found.as_ref().map(|found| found.real.as_path());
-    if real.is_some_and(|real| is_of_the_plan((plan, files), cache, real)) {
-        return None;
-    }
-    if let (Some(Found { real, own: Some(own) }), Some(hidden)) = (&found, overlays)
-        && plan.level == Level::Full
-        && cache.sharing == CacheSharing::Merged
-        && !hidden.has_data(cache, real)
-    {
-        let is_whole = cache.data.is_empty();
-        let within = if is_whole { own.directories(MAX_LOOKED_AT).unwrap_or_default() } else { Vec::new() };
-        if !has_mounts(cache, own, &within) {
-            let shown = if is_whole { Vec::new() } else { other_directories(cache, (real, own))? };
+/// What the ways depend on.
+struct Scene<'p> {
+    plan: &'p Plan,
+    /// Files that words of the command name.
+    files: Vec<PathBuf>,
+    /// Where something is mounted.
+    mounts: Vec<PathBuf>,
+    hidden: Hidden<'p>,
+    /// Whose caches they are.
+    user: u32,
+}
+
+impl Scene<'_> {
+    fn way(&self, cache: &ToolCache, overlays: bool) -> Option<Way> {
+        if cache.moved_by.iter().any(|name| self.plan.environment.contains_key(name)) {
+            return None;
+        }
+        let found = Found::at(cache.directory.as_path(), self.user).ok()?;
+        let real = found.as_ref().map(|found| found.real.as_path());
+        if real.is_some_and(|real| is_of_the_plan((self.plan, &self.files), cache, real)) {
+            return None;
+        }
+        if let Some(Found { real, own: Some(own) }) = &found
+            && overlays
+            && self.plan.level == Level::Full
+            && cache.sharing == CacheSharing::Merged
+            && !self.hidden.has_data(cache, real)
+            && !self.has_mounts(cache, real)
+        {
+            let shown = if cache.data.is_empty() { Vec::new() } else { other_directories(cache, (real, own))? };
             let (identity, mode) = ((own.stat.st_dev, own.stat.st_ino), own.stat.st_mode & 0o777 | 0o700);
-            let hidden = hidden.objects_within(real);
+            let hidden = self.hidden.objects_within(real);
             return Some(Way::Merged(MergedPlace { directory: real.clone(), identity, mode, shown, hidden }));
         }
+        // Where settings lie beside the data, moving it would lose them.
+        if !cache.set.is_empty() && (cache.data.is_empty() || real.is_none()) {
+            return Some(Way::Private);
+        }
+        let real = real?;
+        let files = cache.data.iter().filter(|name| !name.ends_with('/')).map(|name| real.join(name));
+        let files: Vec<PathBuf> = files.collect();
+        (!files.is_empty()).then_some(Way::ReadOnly(files))
     }
-    // Where settings lie beside the data, moving it would lose them.
-    if !cache.set.is_empty() && (cache.data.is_empty() || real.is_none()) {
-        return Some(Way::Private);
+
+    /// Whether another filesystem lies in the data, which an overlay would not show.
+    fn has_mounts(&self, cache: &ToolCache, real: &Path) -> bool {
+        self.mounts.iter().any(|point| point != real && is_data(cache, real, point))
     }
-    let real = real?;
-    let files = cache.data.iter().filter(|name| !name.ends_with('/')).map(|name| real.join(name));
-    let files: Vec<PathBuf> = files.collect();
-    (!files.is_empty()).then_some(Way::ReadOnly(files))
 }
 
 /// Whether the plan itself speaks of the directory: it is, holds or lies in what the run
@@ -109,8 +130,9 @@ fn is_of_the_plan((plan, files): (&Plan, &[PathBuf]), cache: &ToolCache, real: &
 }
 
 /// The files that words of the command name, by whatever path: as they are, behind an option of
-/// one letter, or behind `=`. What is no file on the host was not looked at by whoever agreed.
-fn files_of(plan: &Plan) -> Vec<PathBuf> {
+/// one letter, or behind `=`. What is no file on the host was not looked at by whoever agreed,
+/// and neither was what lies where a look may wait without an end.
+fn files_of(plan: &Plan, served: &Served) -> Vec<PathBuf> {
     let words = plan.argv.iter().take(MAX_WORDS).map(|word| word.as_bytes());
     let parts = words.flat_map(|word| {
         let behind_sign = word.iter().position(|byte| *byte == b'=').and_then(|at| word.get(at + 1..));
@@ -119,7 +141,9 @@ fn files_of(plan: &Plan) -> Vec<PathBuf> {
     });
     let named = parts.filter(|part| part.contains(&b'/') || !part.starts_with(b"-"));
     let placed = named.map(|part| plan.cwd.as_path().join(OsStr::from_bytes(part)));
-    let is_file = |path: &PathBuf| stat(path).is_ok_and(|found| FileType::from_raw_mode(found.st_mode).is_file());
+    let is_file = |path: &PathBuf| {
+        !served.holds(path) && stat(path).is_ok_and(|found| FileType::from_raw_mode(found.st_mode).is_file())
+    };
     placed.filter(is_file).filter_map(|path| path.canonicalize().ok()).collect()
 }
 
@@ -180,22 +204,9 @@ fn is_data(cache: &ToolCache, real: &Path, path: &Path) -> bool {
     path.starts_with(real) && (cache.data.is_empty() || cache.data.iter().any(within))
 }
 
-/// Whether another filesystem lies in the data, which an overlay would not show. Of what is
-/// all data the first directories are looked at: deeper, nobody mounts anything.
-fn has_mounts(cache: &ToolCache, own: &OwnDirectory, within: &[OsString]) -> bool {
-    let is_other = |name: &OsStr| {
-        statat(&own.fd, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| stat.st_dev != own.stat.st_dev)
-    };
-    if cache.data.is_empty() {
-        within.iter().any(|name| is_other(name))
-    } else {
-        cache.data.iter().any(|name| is_other(name.as_ref()))
-    }
-}
-
 /// The directories beside the data; none at all where there are too many.
 fn other_directories(cache: &ToolCache, (real, own): (&Path, &OwnDirectory)) -> Option<Vec<PathBuf>> {
-    let within = own.directories(usize::MAX)?;
+    let within = own.directories()?;
     let is_data = |name: &str| cache.data.iter().any(|data| data.trim_end_matches('/') == name);
     let others = within.into_iter().filter(|name| name.to_str().is_none_or(|name| !is_data(name)));
     let others: Vec<PathBuf> = others.map(|name| real.join(name)).take(MAX_SHOWN + 1).collect();
@@ -219,14 +230,14 @@ struct OwnDirectory {
 impl Found {
     /// Absent where nothing is there. Most are no links and nothing else but directories,
     /// which one call tells.
-    fn at(path: &Path) -> std::io::Result<Option<Self>> {
+    fn at(path: &Path, user: u32) -> std::io::Result<Option<Self>> {
         let open = |path: &Path| {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
         };
         if is_plain(path) {
             match open(path) {
-                Ok(fd) => return Ok(Some(Self { real: path.to_owned(), own: OwnDirectory::of(fd)? })),
+                Ok(fd) => return Ok(Some(Self { real: path.to_owned(), own: OwnDirectory::of(fd, user)? })),
                 Err(Errno::NOENT) => return Ok(None),
                 Err(_) => {}
             }
@@ -235,30 +246,27 @@ impl Found {
         let real = path.canonicalize()?;
         let is_link = FileType::from_raw_mode(stat.st_mode).is_symlink();
         let fd = if is_link { None } else { open(&real).ok() };
-        let own = fd.map(OwnDirectory::of).transpose()?.flatten();
+        let own = fd.map(|fd| OwnDirectory::of(fd, user)).transpose()?.flatten();
         Ok(Some(Self { real, own }))
     }
 }
 
 impl OwnDirectory {
-    fn of(fd: OwnedFd) -> std::io::Result<Option<Self>> {
+    fn of(fd: OwnedFd, user: u32) -> std::io::Result<Option<Self>> {
         let stat = fstat(&fd)?;
-        Ok((stat.st_uid == geteuid().as_raw()).then_some(Self { fd, stat }))
+        Ok((stat.st_uid == user).then_some(Self { fd, stat }))
     }
 
-    /// The names of the directories among the first `most` entries.
-    fn directories(&self, most: usize) -> Option<Vec<OsString>> {
+    /// The names of the directories in it.
+    fn directories(&self) -> Option<Vec<OsString>> {
         let mut buffer = [MaybeUninit::uninit(); LISTED_BYTES];
-        let (mut listing, mut found, mut count) = (RawDir::new(&self.fd, &mut buffer), Vec::new(), 0);
-        while count < most
-            && let Some(entry) = listing.next()
-        {
+        let (mut listing, mut found) = (RawDir::new(&self.fd, &mut buffer), Vec::new());
+        while let Some(entry) = listing.next() {
             let entry = entry.ok()?;
             let name = entry.file_name().to_bytes();
             if matches!(name, b"." | b"..") {
                 continue;
             }
-            count += 1;
             if entry.file_type().is_dir() {
                 found.push(OsStr::from_bytes(name).to_owned());
             }
@@ -276,12 +284,12 @@ mod tests {
     use crate::launch::hidden_there;
     use stockade_model::{Environment, ExecRules, Filesystem, Limits, Network, Profile, RawText, RequestId};
 
-    struct Scene {
+    struct Place {
         home: tempfile::TempDir,
         plan: Plan,
     }
 
-    impl Scene {
+    impl Place {
         /// A home with a cache `tool` of which all is data, and `rich` with settings beside.
         fn new(level: Level) -> Self {
             let home = tempfile::tempdir().unwrap();
@@ -343,9 +351,9 @@ mod tests {
 
     #[test]
     fn the_level_decides_and_settings_are_not_moved() {
-        Scene::new(Level::Full).check("tool: merged, 0 shown; rich: merged, 1 shown");
-        Scene::new(Level::Restricted).check("tool: private; rich: 1 read-only");
-        let scene = Scene::new(Level::Full);
+        Place::new(Level::Full).check("tool: merged, 0 shown; rich: merged, 1 shown");
+        Place::new(Level::Restricted).check("tool: private; rich: 1 read-only");
+        let scene = Place::new(Level::Full);
         fs::remove_dir_all(scene.at("rich").as_path()).unwrap();
         fs::remove_dir_all(scene.at("tool").as_path()).unwrap();
         scene.check("tool: private; rich: private");
@@ -355,7 +363,7 @@ mod tests {
 
     #[test]
     fn what_the_plan_or_the_caller_speaks_of_is_left_alone() {
-        let mut scene = Scene::new(Level::Full);
+        let mut scene = Place::new(Level::Full);
         scene.plan.environment.insert("tool_dir".to_owned(), RawText::from("/x"));
         scene.check("rich: merged, 1 shown");
         for (write, expected) in [
@@ -365,12 +373,12 @@ mod tests {
             ("rich/store/x", "tool: merged, 0 shown"),
             ("rich/bin", "tool: merged, 0 shown; rich: merged, 1 shown"),
         ] {
-            let mut scene = Scene::new(Level::Full);
+            let mut scene = Place::new(Level::Full);
             let path = scene.home.path().canonicalize().unwrap().join(write);
             scene.plan.profile.filesystem.write.push(path.components().collect::<PathBuf>().into());
             scene.check(expected);
         }
-        let mut scene = Scene::new(Level::Full);
+        let mut scene = Place::new(Level::Full);
         scene.plan.argv = vec![scene.at("rich/bin/x"), scene.at("tool/script"), scene.at("tool/part")];
         scene.check("tool: merged, 0 shown; rich: merged, 1 shown");
         fs::write(scene.at("tool/script").as_path(), "").unwrap();
@@ -395,7 +403,7 @@ mod tests {
             ("tool/", "tool: private; rich: merged, 1 shown"),
             ("tool-2/token", "tool: merged, 0 shown; rich: merged, 1 shown"),
         ] {
-            let mut scene = Scene::new(Level::Full);
+            let mut scene = Place::new(Level::Full);
             let among = ["tool!", "tool.", "rich/bin", "rich/store-2"].map(|name| scene.at(name));
             scene.plan.profile.filesystem.hide = among.into_iter().chain([scene.at(hidden)]).collect();
             scene.check(expected);
@@ -404,7 +412,7 @@ mod tests {
 
     #[test]
     fn what_a_link_leads_to_is_not_merged_by_its_name() {
-        let scene = Scene::new(Level::Full);
+        let scene = Place::new(Level::Full);
         let tool = scene.at("tool");
         fs::rename(tool.as_path(), scene.at("elsewhere").as_path()).unwrap();
         std::os::unix::fs::symlink("elsewhere", tool.as_path()).unwrap();

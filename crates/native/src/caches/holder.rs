@@ -36,11 +36,19 @@ pub(super) const REQUEST_BYTES: usize = 64 << 10;
 pub(super) const MORE: u8 = b'm';
 pub(super) const LAST: u8 = b'l';
 
+/// What a run says that has ended, and left nothing that looks into a layer but its init on its
+/// way out, of which the descriptor comes along. One that was killed does not say it.
+pub(super) const OVER: u8 = b'o';
+
 /// How long it stays after the last run.
 const STAYS: Duration = Duration::from_secs(60);
 
 /// How often it looks whether its directory is still there.
 const LOOKS_EVERY: Duration = Duration::from_secs(2);
+
+/// How long nobody has used a layer until it is made ready for the next run. Before, whoever is
+/// about to end would share the processor with that.
+const READY_AFTER: Duration = Duration::from_millis(5);
 
 /// How long a request may take to arrive: who asks has connected to do so.
 const ASKS_WITHIN: Duration = Duration::from_millis(500);
@@ -51,8 +59,8 @@ const STATUS_BYTES: usize = 16 << 10;
 /// Runs at the same time that are given layers. Further ones mount their own.
 const MAX_RUNS: usize = 256;
 
-/// How long an upper directory that is still mounted is waited for: the run before may be
-/// over while the kernel takes its mounts away.
+/// How long an upper directory that is still mounted is waited for, and an init on its way out:
+/// the run before may be over while the kernel takes its mounts away.
 const BUSY_WAIT: Duration = Duration::from_millis(200);
 const BUSY_LOOK_EVERY: Duration = Duration::from_millis(1);
 
@@ -107,7 +115,17 @@ pub fn hold_layers(home: &Path) -> Result<(), HolderError> {
     let shelf = mount_shelf().map_err(io)?;
     caps::make_opaque().map_err(io)?;
     let walls = walls_of("self")?;
-    let mut holder = Holder { listener, home, set, shelf, walls, held: HashMap::new(), mounted: 0, runs: Vec::new() };
+    let mut holder = Holder {
+        listener,
+        home,
+        set,
+        shelf,
+        walls,
+        held: HashMap::new(),
+        mounted: 0,
+        runs: Vec::new(),
+        has_strays: false,
+    };
     Ok(holder.serve().map_err(io)?)
 }
 
@@ -123,6 +141,37 @@ fn walls_of(process: &str) -> io::Result<Vec<String>> {
     if lines.is_empty() { Err(io::ErrorKind::InvalidData.into()) } else { Ok(lines) }
 }
 
+/// A run that uses layers.
+struct Run {
+    /// Its connection, and once it is over its init. Something comes when nothing is left.
+    end: OwnedFd,
+    is_over: bool,
+}
+
+/// What becomes of a run of which something came.
+enum Next {
+    /// Its init takes the mounts away.
+    Leaves(OwnedFd),
+    Gone,
+    /// It said nothing: it was killed, and what it left may look into a layer.
+    Unknown,
+}
+
+impl Run {
+    fn next(&self) -> Next {
+        if self.is_over {
+            return Next::Gone;
+        }
+        let mut said = [0];
+        match passing::receive(self.end.as_fd(), &mut said, false) {
+            Ok(received) if received.length == 1 && said == [OVER] => {
+                received.descriptors.into_iter().flatten().next().map_or(Next::Unknown, Next::Leaves)
+            }
+            _ => Next::Unknown,
+        }
+    }
+}
+
 struct Holder {
     listener: OwnedFd,
     home: OwnedFd,
@@ -133,8 +182,10 @@ struct Holder {
     held: HashMap<String, Held>,
     /// How many layers were mounted so far.
     mounted: u64,
-    /// The connections of those that use layers.
-    runs: Vec<OwnedFd>,
+    /// Those that use layers.
+    runs: Vec<Run>,
+    /// Whether something may look into a layer of which nothing is known.
+    has_strays: bool,
 }
 
 /// A layer that is mounted.
@@ -145,6 +196,8 @@ struct Held {
     /// Where it is on the shelf.
     name: CString,
     tree: OwnedFd,
+    /// Whether nobody has looked into it since it showed what the host has.
+    is_fresh: bool,
 }
 
 impl Held {
@@ -160,8 +213,16 @@ impl Held {
             return Err(Errno::STALE);
         }
         self.hidden.clone_from(&wanted.hidden);
-        let tree = self.tree.as_fd();
-        Ok(mount::forget_names(tree).and_then(|()| mend(tree, &wanted.directories)).is_ok())
+        Ok(self.refresh().and_then(|()| mend(self.tree.as_fd(), &wanted.directories)).is_ok())
+    }
+
+    /// Makes it show what the host has, unless it does.
+    fn refresh(&mut self) -> Result<(), Errno> {
+        if !self.is_fresh {
+            mount::forget_names(self.tree.as_fd())?;
+            self.is_fresh = true;
+        }
+        Ok(())
     }
 
     /// Runs that use it keep it.
@@ -178,8 +239,10 @@ impl Holder {
                 used = Instant::now();
             }
             // Another set than the first is for those who cannot have that: the next run can
-            // perhaps. Without its directory nobody finds it.
-            let stays = if self.set.number == 0 || self.held.is_empty() { STAYS } else { Duration::ZERO };
+            // perhaps. Where something may be left of a run, layers are mounted anew. Without
+            // its directory nobody finds it.
+            let is_kept = (self.set.number == 0 && !self.has_strays) || self.held.is_empty();
+            let stays = if is_kept { STAYS } else { Duration::ZERO };
             if used.elapsed() >= stays || fstat(&self.home)?.st_nlink == 0 {
                 return Ok(());
             }
@@ -190,23 +253,55 @@ impl Holder {
     /// Waits for somebody to ask or to be gone.
     fn wait(&mut self) -> Result<(), Errno> {
         let mut watched = vec![PollFd::new(&self.listener, PollFlags::IN)];
-        watched.extend(self.runs.iter().map(|run| PollFd::new(run, PollFlags::IN)));
-        let timeout = Timespec::try_from(LOOKS_EVERY).map_err(|_| Errno::INVAL)?;
+        watched.extend(self.runs.iter().map(|run| PollFd::new(&run.end, PollFlags::IN)));
+        let is_due = self.runs.is_empty() && !self.has_strays && self.held.values().any(|held| !held.is_fresh);
+        let timeout = Timespec::try_from(if is_due { READY_AFTER } else { LOOKS_EVERY }).map_err(|_| Errno::INVAL)?;
         match poll(&mut watched, Some(&timeout)) {
+            Ok(0) if is_due => {
+                // Where that cannot be done, they are mounted anew.
+                return self.held.values_mut().try_for_each(Held::refresh);
+            }
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
         let mut is_over = watched.iter().map(|fd| !fd.revents().is_empty()).collect::<Vec<_>>().into_iter();
         let is_asked = is_over.next().unwrap_or(false);
-        // They say nothing more: whatever comes is their end.
-        self.runs.retain(|_| !is_over.next().unwrap_or(false));
+        let runs = std::mem::take(&mut self.runs);
+        runs.into_iter().for_each(|run| self.keep(run, is_over.next().unwrap_or(false)));
         if is_asked {
             let run = accept_with(&self.listener, SocketFlags::CLOEXEC)?;
             if self.runs.len() < MAX_RUNS && self.answer(run.as_fd()).is_ok() {
-                self.runs.push(run);
+                self.runs.push(Run { end: run, is_over: false });
             }
         }
         Ok(())
+    }
+
+    /// Keeps a run that lasts.
+    fn keep(&mut self, run: Run, has_come: bool) {
+        if !has_come {
+            return self.runs.push(run);
+        }
+        match run.next() {
+            Next::Leaves(init) => self.runs.push(Run { end: init, is_over: true }),
+            Next::Gone => {}
+            Next::Unknown => self.has_strays = true,
+        }
+    }
+
+    /// Waits for runs that are over, a moment. Whether others use layers.
+    fn is_shared(&mut self) -> Result<bool, Errno> {
+        let until = Instant::now() + BUSY_WAIT;
+        while self.runs.iter().all(|run| run.is_over)
+            && let Some(run) = self.runs.first()
+            && let Some(left) = until.checked_duration_since(Instant::now())
+        {
+            let left = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
+            if poll(&mut [PollFd::new(&run.end, PollFlags::IN)], Some(&left))? > 0 {
+                self.runs.swap_remove(0);
+            }
+        }
+        Ok(self.has_strays || !self.runs.is_empty())
     }
 
     fn answer(&mut self, run: BorrowedFd<'_>) -> io::Result<()> {
@@ -239,7 +334,11 @@ impl Holder {
 
     /// A copy of the mount of a layer, which is made where there is none.
     fn copy_of(&mut self, wanted: &Wanted) -> Result<OwnedFd, Errno> {
-        let is_shared = !self.runs.is_empty();
+        let is_other = |held: &Held| held.identity != wanted.identity || held.hidden != wanted.hidden;
+        let is_shared = match self.held.get(&wanted.tool) {
+            Some(held) if is_other(held) => self.is_shared()?,
+            _ => self.has_strays || !self.runs.is_empty(),
+        };
         let is_fit = match self.held.get_mut(&wanted.tool) {
             Some(held) if held.identity == wanted.identity => held.renew(wanted, is_shared)?,
             _ => false,
@@ -255,7 +354,9 @@ impl Holder {
             let held = self.mount(wanted)?;
             self.held.insert(wanted.tool.clone(), held);
         }
-        mount::copy_tree(self.held.get(&wanted.tool).ok_or(Errno::NOENT)?.tree.as_fd(), c"")
+        let held = self.held.get_mut(&wanted.tool).ok_or(Errno::NOENT)?;
+        held.is_fresh = false;
+        mount::copy_tree(held.tree.as_fd(), c"")
     }
 
     fn mount(&mut self, wanted: &Wanted) -> Result<Held, Errno> {
@@ -276,7 +377,7 @@ impl Holder {
                 other => break other?,
             }
         };
-        Ok(Held { identity: wanted.identity, hidden: wanted.hidden.clone(), name, tree })
+        Ok(Held { identity: wanted.identity, hidden: wanted.hidden.clone(), name, tree, is_fresh: true })
     }
 }
 

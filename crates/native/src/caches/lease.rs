@@ -104,10 +104,18 @@ impl Lease {
         loan.receive().map(Some)
     }
 
-    /// Lets go of the names that the run knows: once its processes have ended, and before
-    /// anybody is told that it has, who would look where it left links. The last run of the
-    /// workspace seals. Names are changed, nothing waits for the disk.
-    pub fn seal(&mut self) {
+    /// Lets go of the layers, and of the names that the run knows: once its processes have
+    /// ended, and before anybody is told that it has, who would look where it left links. The
+    /// last run of the workspace seals. Names are changed, nothing waits for the disk.
+    /// Where nothing is left that looks into a layer but `init` on its way out, that is given.
+    pub fn end(&mut self, init: Option<BorrowedFd<'_>>) {
+        if let (Overlays::Borrowed(loan), Some(init)) = (&self.overlays, init) {
+            loan.end(init);
+        }
+        self.seal();
+    }
+
+    fn seal(&mut self) {
         if let Some((home, lock)) = &self.home
             && !std::mem::replace(&mut self.is_sealed, true)
             && flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
@@ -134,7 +142,7 @@ impl Lease {
         // Held before anything is made in it: whatever fails, it is sealed.
         let (home, _) = self.home.insert(open_home(place, &key)?);
         let home = rustix::io::fcntl_dupfd_cloexec(home, 3)?;
-        unseal(home.as_fd())?;
+        unseal(home.as_fd(), PLAIN)?;
         note_workspace(home.as_fd(), plan.workspace.as_bytes())?;
         let wanted: Vec<Wanted> = ways.iter().filter_map(|(cache, way)| wanted(cache, way)).take(MAX_MERGED).collect();
         if !wanted.is_empty() {
@@ -246,7 +254,10 @@ fn overlays(
     {
         return Ok(Overlays::Borrowed(loan));
     }
-    Ok(Set::take(home)?.map_or(Overlays::Absent, Overlays::Own))
+    let Some(set) = Set::take(home)? else { return Ok(Overlays::Absent) };
+    // It is mounted by its path, the holder's is not.
+    unseal(home, MERGED)?;
+    Ok(Overlays::Own(set))
 }
 
 fn wanted(cache: &ToolCache, way: &Way) -> Option<Wanted> {

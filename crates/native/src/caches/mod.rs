@@ -15,8 +15,9 @@
 //!
 //! While no run uses them `plain` and `merged` have a random end, `plain.RANDOM`: a run knows
 //! where its layers lie, and a link that it left in its workspace must not lead a tool of the
-//! host to what it wrote there. Tools note paths, so they have the same name in every run.
-//! No run is told the random end: see `seal`.
+//! host to what it wrote there. Tools note paths, so they have the same name in every run, but
+//! for a `merged` of which the holder lends: no run sees that by its name. No run is told the
+//! random end: see `seal`.
 //!
 //! Two mounts of one upper directory are undefined. So a process of its own, the holder,
 //! mounts a set once and gives each run of the workspace copies of the mounts: runs at the

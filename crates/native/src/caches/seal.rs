@@ -98,17 +98,16 @@ fn rename_anew(home: BorrowedFd<'_>, now: &[u8], name: &str) -> Result<(), Errno
     }
 }
 
-/// Gives what runs write to the name that runs know.
-pub(super) fn unseal(home: BorrowedFd<'_>) -> Result<(), Errno> {
-    let found = names_in(home)?;
-    [PLAIN, MERGED].into_iter().try_for_each(|name| match name_now(&found, name) {
+/// Gives what runs write the name that runs know: `PLAIN` or `MERGED`.
+pub(super) fn unseal(home: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
+    match name_now(&names_in(home)?, name) {
         Some(now) if now != name.as_bytes() => match renameat_with(home, now, home, name, RenameFlags::NOREPLACE) {
             // Another run has done it.
             Err(Errno::NOENT | Errno::EXIST) => Ok(()),
             other => other,
         },
         _ => Ok(()),
-    })
+    }
 }
 
 /// At the end of a run at level restricted: gives all names anew that it can have learnt.

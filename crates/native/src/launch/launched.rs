@@ -430,6 +430,11 @@ impl Launched {
         self.written
     }
 
+    /// The init, until it is let go.
+    pub(crate) fn init(&self) -> Option<BorrowedFd<'_>> {
+        self.init.as_ref().map(AsFd::as_fd)
+    }
+
     /// Whether the end has been seen.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.is_some()
