@@ -10,7 +10,9 @@ use stockade_model::{Denial, EnforcementReport};
 
 use crate::backend::unlaunched;
 use crate::broker::Answers;
-use crate::launch::{Launched, readable_before};
+use stockade_sys::ready::readable_before;
+
+use crate::launch::Launched;
 use crate::limits::{Group, Watch};
 
 /// How long a sandbox that was killed is waited for. A process that waits for a

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::launch::{OWN_V4, OWN_V6};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
 use rustix::thread::set_no_new_privs;
@@ -19,6 +19,7 @@ use stockade_sys::clone::{Child, flags, fork_with};
 use stockade_sys::landlock::{self, Ruleset, access};
 use stockade_sys::mount::{Forbids, attach_at, make_private, new_filesystem};
 use stockade_sys::notify::{Answer, Notifier};
+use stockade_sys::ready::readable_before;
 use stockade_sys::reap::{Ended, wait_pidfd_end};
 use stockade_sys::{Errno, caps, net, passing, seccomp};
 
@@ -136,24 +137,12 @@ fn in_child(namespaces: u64, body: impl FnOnce() -> Result<(), Errno>) -> Result
 
 /// Waits for a child, and ends it where it hangs.
 fn end_of(child: &Child) -> Result<Ended, Errno> {
-    let timed_out = !readable(&child.pidfd)?;
+    let timed_out = !readable_before(&[child.pidfd.as_fd()], Instant::now() + PATIENCE)?;
     if timed_out {
         pidfd_send_signal(&child.pidfd, Signal::KILL)?;
     }
     let ended = wait_pidfd_end(child.pidfd.as_fd())?;
     if timed_out { Err(Errno::TIMEDOUT) } else { ended.ok_or(Errno::CHILD) }
-}
-
-fn readable(fd: &OwnedFd) -> Result<bool, Errno> {
-    let give_up = Instant::now() + PATIENCE;
-    loop {
-        let left = give_up.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
-        match poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&left)) {
-            Err(Errno::INTR) => {}
-            other => return other.map(|ready| ready > 0),
-        }
-    }
 }
 
 /// A user namespace in which this user is itself.
@@ -312,7 +301,7 @@ fn notify_round() -> Result<(bool, bool), Errno> {
 
 fn answer_one(socket: &OwnedFd) -> Result<(bool, bool), Errno> {
     let mut byte = [0];
-    if !readable(socket)? {
+    if !readable_before(&[socket.as_fd()], Instant::now() + PATIENCE)? {
         return Err(Errno::TIMEDOUT);
     }
     let received = passing::receive(socket.as_fd(), &mut byte, false)?;

@@ -26,6 +26,7 @@ pub mod net;
 pub mod notify;
 pub mod passing;
 pub mod pidfd;
+pub mod ready;
 pub mod reap;
 pub mod resolve;
 pub mod seccomp;

@@ -22,6 +22,7 @@ use rustix::net::{SocketFlags, accept_with};
 use rustix::process::setsid;
 use serde::{Deserialize, Serialize};
 use stockade_model::RawText;
+use stockade_sys::ready::readable_before;
 use stockade_sys::socket::demand_own;
 use stockade_sys::{Errno, caps, descriptors, fork_signals, mount, passing};
 
@@ -294,12 +295,9 @@ impl Holder {
         let until = Instant::now() + BUSY_WAIT;
         while self.runs.iter().all(|run| run.is_over)
             && let Some(run) = self.runs.first()
-            && let Some(left) = until.checked_duration_since(Instant::now())
+            && readable_before(&[run.end.as_fd()], until)?
         {
-            let left = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
-            if poll(&mut [PollFd::new(&run.end, PollFlags::IN)], Some(&left))? > 0 {
-                self.runs.swap_remove(0);
-            }
+            self.runs.swap_remove(0);
         }
         Ok(self.has_strays || !self.runs.is_empty())
     }
@@ -309,8 +307,7 @@ impl Holder {
         if walls_of(&socket_peercred(run)?.pid.as_raw_nonzero().to_string())? != self.walls {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        let timeout = Timespec::try_from(ASKS_WITHIN).map_err(io::Error::other)?;
-        if poll(&mut [PollFd::new(&run, PollFlags::IN)], Some(&timeout))? == 0 {
+        if !readable_before(&[run], Instant::now() + ASKS_WITHIN)? {
             return Err(io::ErrorKind::TimedOut.into());
         }
         let mut text = vec![0; REQUEST_BYTES];

@@ -7,11 +7,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
 use stockade_model::{EnforcementReport, Level, Usage};
 use stockade_sys::clone::{Child, flags, fork_with};
 use stockade_sys::passing::MAX_DESCRIPTORS;
+use stockade_sys::ready::readable_before;
 use stockade_sys::reap::{Ended, Used};
 use stockade_sys::{Errno, fork_signals, passing};
 
@@ -586,19 +586,5 @@ impl Launched {
 impl Drop for Launched {
     fn drop(&mut self) {
         self.end_now();
-    }
-}
-
-/// Waits until one of `fds` can be read or is hung up; false at the deadline.
-pub(crate) fn readable_before(fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<bool, Errno> {
-    let mut waited: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-        match poll(&mut waited, Some(&left)) {
-            Ok(ready) => return Ok(ready > 0),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
     }
 }

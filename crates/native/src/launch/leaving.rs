@@ -10,9 +10,8 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use stockade_sys::ready::readable_before;
 use stockade_sys::reap::wait_pidfd;
-
-use super::launched::readable_before;
 
 /// How long an init may take to end what it adopted, and itself.
 pub(super) const CLEANS_WITHIN: Duration = Duration::from_secs(6);

@@ -33,7 +33,6 @@ pub(crate) use blueprint::may_map_for_others;
 pub use blueprint::{Blueprint, PrivateTree};
 pub(crate) use command::image;
 pub use error::LaunchError;
-pub(crate) use launched::readable_before;
 pub use launched::{ExitReport, HiddenReads, Launched, Launching, Stdio, begin, launch};
 pub(crate) use layout::PRIVATE;
 pub(crate) use layout::{MAX_MERGED, hidden_there, is_staged};

@@ -9,9 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use stockade_sys::passing::{self, Received};
+use stockade_sys::ready::readable_before;
 use stockade_sys::{Errno, net};
-
-use super::launched::readable_before;
 
 /// The addresses of the run's own, besides the loopback's: programs look for
 /// some that are not the loopback's before they use a network at all.

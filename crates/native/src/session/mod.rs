@@ -28,11 +28,11 @@ use stockade_engine::{Attempt, Backend, Events, Io, StartError};
 use stockade_model::{Grant, Level, Plan};
 use stockade_sys::clone::exit_now;
 use stockade_sys::passing;
+use stockade_sys::ready::readable_before;
 use stockade_sys::reap::wait_pidfd;
 use stockade_sys::session::{Side, fork_into_session};
 
 use crate::backend::NativeBackend;
-use crate::launch::readable_before;
 use crate::remote::{Line, ORDER, own_umask, to_file};
 
 /// How long a start waits for a front: one more is begun at once, unless too many run.

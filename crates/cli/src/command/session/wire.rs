@@ -13,13 +13,13 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen};
 use serde::{Deserialize, Serialize};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 use stockade_sys::passing::{self, MAX_DESCRIPTORS};
+use stockade_sys::ready::readable_before;
 use stockade_sys::socket::{Address, demand_own};
 
 /// How long either side waits for a message that has to come.
@@ -196,16 +196,7 @@ impl Line {
     /// When it does not, or as there.
     pub fn hear_soon(&self) -> io::Result<Option<(Word, [Option<OwnedFd>; MAX_DESCRIPTORS])>> {
         let deadline = Instant::now() + PATIENCE;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
-            match poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&left)) {
-                Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
-                Ok(_) => return self.hear(),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        if readable_before(&[self.0.as_fd()], deadline)? { self.hear() } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 }
 

@@ -27,13 +27,13 @@ use stockade_engine::{
     StartError, Tree,
 };
 use stockade_model::{EnforcementReport, Grant, Level, Plan, SandboxId};
+use stockade_sys::ready::readable_before;
 use stockade_sys::socket::{Address, demand_own};
 
 use super::super::command::honours;
 use super::super::{NATIVE, failed, inside, open_tree, unsupported};
 use super::wire::{Asked, Refusal, SOCKET, say};
 use crate::guards::settings_variables;
-use crate::launch::readable_before;
 use crate::remote::{Line, own_umask};
 
 /// How long a sandbox may take to be made.
