@@ -174,7 +174,7 @@ impl NativeBackend {
                 continue;
             };
             let launching = early.map_or_else(begin, Ok)?;
-            layers.flatten().map_or(Ok(()), |layers| launching.lend(&layers)).map_err(unlaunched)?;
+            layers.flatten().map_or(Ok(()), |layers| launching.lend(&layers, &outfit.merged)).map_err(unlaunched)?;
             return Ok((lease, outfit, launching));
         }
     }

@@ -18,7 +18,9 @@ use stockade_sys::{Errno, fork_signals, passing};
 use super::blueprint::{Blueprint, PrivateTree, Whose};
 use super::child::{self, Inherited, STAGES};
 use super::error::LaunchError;
+use super::layout::MergedDirectory;
 use super::leaving::{self, CLEANS_WITHIN};
+use super::merge::allow_in_layer;
 use super::message::{Message, Parts};
 use super::network::{NetworkEnds, Sockets};
 use super::restricted::PrivateDirectory;
@@ -144,12 +146,20 @@ impl Launching {
         self.launched.init_pid
     }
 
-    /// Hands over layers that another process holds, in the order of their directories. The
-    /// init waits for them where an outfit borrows any.
+    /// Hands over layers that another process holds, those of `merged`. The init waits for them
+    /// where an outfit borrows any.
     ///
     /// # Errors
     /// [`LaunchError`], where they do not get there.
-    pub(crate) fn lend(&self, layers: &[OwnedFd]) -> Result<(), LaunchError> {
+    pub(crate) fn lend(&self, layers: &[OwnedFd], merged: &[MergedDirectory]) -> Result<(), LaunchError> {
+        // Here, while the init has much to do.
+        if let Some(rules) = &self.blueprint.ruleset {
+            for (layer, merged) in layers.iter().zip(merged) {
+                let names = merged.directories.iter();
+                allow_in_layer(layer.as_fd(), merged.is_whole(), names, |object, rights| rules.allow(object, rights))
+                    .map_err(LaunchError::call("let the command change the layers"))?;
+            }
+        }
         let mut rest = layers.chunks(MAX_DESCRIPTORS).peekable();
         loop {
             let some = rest.next().unwrap_or_default();

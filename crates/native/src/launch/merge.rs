@@ -1,10 +1,11 @@
 //! Overlays over directories of the host, in the user namespace of the run. All but
-//! `merge_steps` runs in the init: system calls only.
+//! `merge_steps` runs in the init (system calls only), `allow_in_layer` also in its caller.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Timespec, openat};
+use rustix::path::Arg;
 use rustix::thread::nanosleep;
 use stockade_sys::Errno;
 use stockade_sys::landlock::access;
@@ -102,14 +103,30 @@ pub(super) fn attach_merged(site: &mut Site<'_>, attachment: &Attachment, merged
     };
     let target = open_plain(site.root()?, attachment.relative(), ResolveFlags::IN_ROOT)?;
     attach(tree.as_fd(), target.as_fd())?;
-    let rights = access::changing(u32::MAX);
-    if merged.is_whole() {
-        return site.allow(tree.as_fd(), rights);
+    if merged.overlay.is_none() {
+        // Whoever handed it over has done that.
+        return Ok(());
     }
-    for name in &merged.directories {
+    allow_in_layer(tree.as_fd(), merged.is_whole(), merged.directories.iter(), |object, rights| {
+        site.allow(object, rights)
+    })
+}
+
+/// Lets the command change a layer, or these directories in it, by itself.
+pub(super) fn allow_in_layer(
+    layer: BorrowedFd<'_>,
+    is_whole: bool,
+    directories: impl Iterator<Item = impl Arg>,
+    allow: impl Fn(BorrowedFd<'_>, u64) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let rights = access::changing(u32::MAX);
+    if is_whole {
+        return allow(layer, rights);
+    }
+    for name in directories {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match openat(&tree, name, flags, Mode::empty()) {
-            Ok(directory) => site.allow(directory.as_fd(), rights)?,
+        match openat(layer, name, flags, Mode::empty()) {
+            Ok(directory) => allow(directory.as_fd(), rights)?,
             // Another run may just have put something else there: the broker decides then.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
             Err(errno) => return Err(errno),
