@@ -15,7 +15,7 @@ use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
 use crate::broker::{Broker, BrokerBegun, BrokerError, BrokerEvent, BrokerTraits};
-use crate::caches::{HolderProgram, Lease, Renewal};
+use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{Keeper, Kept, Told};
 use crate::launch::{
@@ -36,7 +36,7 @@ pub struct NativeBackend {
     nursery: Mutex<Option<Nursery>>,
     stages: Option<PathBuf>,
     caches: Option<PathBuf>,
-    holder: Option<HolderProgram>,
+    holder: Option<LayerServerProgram>,
     undo: Option<PathBuf>,
     resolver: Option<Arc<dyn Resolve>>,
     within: Vec<PathBuf>,
@@ -75,7 +75,7 @@ impl NativeBackend {
     /// One whose runs of a workspace share those of them that are layers, which a process of
     /// this program holds. Without, each run mounts its own.
     #[must_use]
-    pub fn holding(self, holder: HolderProgram) -> Self {
+    pub fn holding(self, holder: LayerServerProgram) -> Self {
         Self { holder: Some(holder), ..self }
     }
 
@@ -155,11 +155,11 @@ impl NativeBackend {
         plan: &Plan,
         outfit: impl Fn() -> Outfit,
         streams: &Streams,
-    ) -> Result<(Option<Lease>, Outfit, Launching), StartError> {
+    ) -> Result<(Option<CacheLease>, Outfit, Launching), StartError> {
         let hidden = hidden_there(plan);
         let mut holder = self.holder.as_ref();
         loop {
-            let mut lease = Lease::of(plan, &hidden, self.caches.as_deref(), holder);
+            let mut lease = CacheLease::of(plan, &hidden, self.caches.as_deref(), holder);
             let mut outfit = Outfit { hidden: Some(hidden.clone()), ..outfit() };
             if let Some(lease) = &lease {
                 outfit.kept.clone_from(&lease.private);
@@ -169,7 +169,7 @@ impl NativeBackend {
             let begin = || self.begin(plan, &outfit, streams.inside()).map_err(unlaunched);
             // They come while the init begins; but a stage can be mounted once.
             let early = if outfit.overlay.is_none() { Some(begin()?) } else { None };
-            let Ok(layers) = lease.as_mut().map(Lease::receive).transpose() else {
+            let Ok(layers) = lease.as_mut().map(CacheLease::receive).transpose() else {
                 holder = None;
                 continue;
             };
@@ -180,7 +180,7 @@ impl NativeBackend {
     }
 
     /// The powers of the broker for a sandbox of this.
-    fn powers(&self, plan: &Plan, launching: &Launching, (outfit, lease): (&Outfit, Option<&Lease>)) -> Powers {
+    fn powers(&self, plan: &Plan, launching: &Launching, (outfit, lease): (&Outfit, Option<&CacheLease>)) -> Powers {
         let mut powers = powers(plan, launching);
         powers.read_late(&outfit.late);
         if let Some(lease) = lease {
@@ -233,7 +233,7 @@ impl Backend for NativeBackend {
         let published = Published::of(plan)?;
         let publishes = !published.is_empty();
         let staging = Staging::of(plan, self.stages.as_deref())?;
-        let renewal = Renewal::of(plan, self.caches.as_deref());
+        let renewal = NameRotation::of(plan, self.caches.as_deref());
         let (undoing, recorder) = Undoing::of(plan, self.undo.as_deref())?.unzip();
         let signing = Signing::of(plan, self.signing.as_ref())?;
         let outfit = || self.outfit(plan, (*io, hold), &edge, (staging.as_ref(), &signing));
@@ -378,7 +378,7 @@ pub(crate) fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bo
 
 /// What holds for what is kept of a run, beyond what its plan says.
 fn layers_of_kept(
-    (staging, lease): (Option<&Staging>, Option<&Lease>),
+    (staging, lease): (Option<&Staging>, Option<&CacheLease>),
     launched: &Launched,
 ) -> impl Iterator<Item = (String, LayerReport)> {
     let staged = staging.filter(|staging| staging.overlay().is_none()).map(|_| ("stage".to_owned(), stage_layer()));

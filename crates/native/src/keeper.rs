@@ -20,7 +20,7 @@ use stockade_sys::reap::Ended;
 
 use crate::attempt::lock;
 use crate::broker::{BrokerHandle, BrokerReport};
-use crate::caches::{Lease, Renewal};
+use crate::caches::{CacheLease, NameRotation};
 use crate::capture::Capture;
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::launch::{ExitReport, LaunchError, Launched};
@@ -143,13 +143,13 @@ pub(crate) struct Kept {
     pub(crate) temp: Option<TempWatch>,
     pub(crate) staging: Option<Staging>,
     /// The run's share of the workspace's caches.
-    pub(crate) lease: Option<Lease>,
+    pub(crate) lease: Option<CacheLease>,
     /// The ssh agent of the run, which ends with this.
     pub(crate) agent: Option<AgentHandle>,
     /// What the run changed in its workspace, where it is kept.
     pub(crate) undoing: Option<Undoing>,
     /// Of the names of other workspaces' layers, at its end.
-    pub(crate) renewal: Option<Renewal>,
+    pub(crate) renewal: Option<NameRotation>,
     pub(crate) watch: Arc<Mutex<Watch>>,
     /// In a sandbox that lasts alone.
     pub(crate) leaves: Option<Leaves>,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use stockade_native::caches::{CacheStore, Cleared, HolderProgram, WorkspaceCaches, hold_layers};
+use stockade_native::caches::{CacheStore, ClearResult, LayerServerProgram, WorkspaceCaches, serve_layers};
 
 use super::{Ended, print, print_each, remark, variable};
 use crate::cache_args::CacheCommand;
@@ -27,7 +27,7 @@ const LIMIT_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 pub fn cache(typed: CacheCommand) -> Ended {
     // It has nothing of whoever started it, and no state is its.
     if let CacheCommand::Hold { directory } = typed {
-        hold_layers(&directory).map_err(|error| Failure::new(error.to_string()))?;
+        serve_layers(&directory).map_err(|error| Failure::new(error.to_string()))?;
         return Ok(exit::SUCCESS);
     }
     let state = State::open(&places::state_path(&variable)?)?;
@@ -44,9 +44,9 @@ pub fn cache(typed: CacheCommand) -> Ended {
 }
 
 /// What holds the layers of a workspace: this program, even where its file was replaced.
-pub fn holder() -> HolderProgram {
+pub fn holder() -> LayerServerProgram {
     let arguments = ["cache", "hold"].map(Into::into).into();
-    HolderProgram { program: super::OWN_PROGRAM.into(), arguments }
+    LayerServerProgram { program: super::OWN_PROGRAM.into(), arguments }
 }
 
 /// Keeps all caches within their limit, at most once a day. A run that is over waits for
@@ -111,12 +111,12 @@ fn clear(store: Option<&CacheStore>, workspace: Option<&Path>, json: bool) -> En
         count += 1;
         let Some(store) = store else { break };
         let end = store.clear(&caches.key)?;
-        if end == Cleared::Used {
+        if end == ClearResult::Used {
             used.push(caches);
         }
         if json {
             out += &render::json::line(&cleared(caches, end))?;
-        } else if end == Cleared::Removed {
+        } else if end == ClearResult::Removed {
             out += &text::removed(caches);
         }
     }
@@ -134,10 +134,10 @@ fn clear(store: Option<&CacheStore>, workspace: Option<&Path>, json: bool) -> En
     Ok(if used.is_empty() { exit::SUCCESS } else { exit::NEGATIVE })
 }
 
-fn cleared(caches: &WorkspaceCaches, end: Cleared) -> Value {
+fn cleared(caches: &WorkspaceCaches, end: ClearResult) -> Value {
     let end = match end {
-        Cleared::Removed => "removed",
-        Cleared::Used => "in-use",
+        ClearResult::Removed => "removed",
+        ClearResult::Used => "in-use",
     };
     json!({ "workspace": caches.workspace, "bytes": caches.bytes(), "end": end })
 }
@@ -146,7 +146,7 @@ fn clear_over(store: Option<&CacheStore>, limit_bytes: u64, json: bool) -> Ended
     let removed = store.map(|store| store.keep_within(limit_bytes)).transpose()?.unwrap_or_default();
     let mut out = String::new();
     for caches in &removed {
-        out += &if json { render::json::line(&cleared(caches, Cleared::Removed))? } else { text::removed(caches) };
+        out += &if json { render::json::line(&cleared(caches, ClearResult::Removed))? } else { text::removed(caches) };
     }
     print(&out)?;
     if removed.is_empty() && !json {

@@ -17,16 +17,16 @@ use stockade_sys::Errno;
 const MAX_WORDS: usize = 256;
 
 /// Bytes of a directory that are read at a time.
-const LISTED_BYTES: usize = 4096;
+const LISTING_BUFFER_BYTES: usize = 4096;
 
 /// Most directories beside the data of one cache that are shown as the host has them.
-const MAX_SHOWN: usize = 32;
+const MAX_SHOWN_DIRECTORIES: usize = 32;
 
 /// How the cache of one tool is had.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum CacheMode {
     /// The host's directory, at this path without links, beneath an overlay.
-    Merged(MergedPlace),
+    Merged(MergedCache),
     /// An empty directory, to which variables lead.
     Private,
     /// Its single files cannot be written, without a question: the tool goes on
@@ -36,7 +36,7 @@ pub(super) enum Way {
 
 /// Where an overlay is put.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct MergedPlace {
+pub(super) struct MergedCache {
     pub directory: PathBuf,
     /// Its device and inode.
     pub identity: (u64, u64),
@@ -50,44 +50,44 @@ pub(super) struct MergedPlace {
 
 /// The way of each cache that is a layer. `overlays` tells whether there can be any, `hidden`
 /// what of the plan's hidden paths is there, without links.
-pub(super) fn choose<'p>(plan: &'p Plan, overlays: bool, hidden: &[PathBuf]) -> Vec<(&'p ToolCache, Way)> {
+pub(super) fn choose_modes<'p>(plan: &'p Plan, overlays: bool, hidden: &[PathBuf]) -> Vec<(&'p ToolCache, CacheMode)> {
     let mounted = mountinfo::read().unwrap_or_default();
-    let scene = Scene {
+    let context = CacheContext {
         files: files_of(plan, &Served::of(&mounted, plan.cwd.as_path())),
         mounts: mountinfo::mounts(&mounted).map(|(point, _)| point).collect(),
-        hidden: Hidden::of(plan, hidden),
+        hidden: HiddenPaths::of(plan, hidden),
         plan,
         user: geteuid().as_raw(),
     };
     // Where nothing is known to be mounted, `/` neither, nobody knows what an overlay would show.
-    let overlays = overlays && !scene.mounts.is_empty();
+    let overlays = overlays && !context.mounts.is_empty();
     let caches = plan.profile.filesystem.caches.iter();
-    caches.filter_map(|cache| Some((cache, scene.way(cache, overlays)?))).collect()
+    caches.filter_map(|cache| Some((cache, context.mode_of(cache, overlays)?))).collect()
 }
 
 /// What the ways depend on.
-struct Scene<'p> {
+struct CacheContext<'p> {
     plan: &'p Plan,
     /// Files that words of the command name.
     files: Vec<PathBuf>,
     /// Where something is mounted.
     mounts: Vec<PathBuf>,
-    hidden: Hidden<'p>,
+    hidden: HiddenPaths<'p>,
     /// Whose caches they are.
     user: u32,
 }
 
-impl Scene<'_> {
-    fn way(&self, cache: &ToolCache, overlays: bool) -> Option<Way> {
+impl CacheContext<'_> {
+    fn mode_of(&self, cache: &ToolCache, overlays: bool) -> Option<CacheMode> {
         if cache.moved_by.iter().any(|name| self.plan.environment.contains_key(name)) {
             return None;
         }
-        let found = Found::at(cache.directory.as_path(), self.user).ok()?;
+        let found = CacheDirectory::at(cache.directory.as_path(), self.user).ok()?;
         let real = found.as_ref().map(|found| found.real.as_path());
         if real.is_some_and(|real| is_of_the_plan((self.plan, &self.files), cache, real)) {
             return None;
         }
-        if let Some(Found { real, own: Some(own) }) = &found
+        if let Some(CacheDirectory { real, own: Some(own) }) = &found
             && overlays
             && self.plan.level == Level::Full
             && cache.sharing == CacheSharing::Merged
@@ -96,17 +96,17 @@ impl Scene<'_> {
         {
             let shown = if cache.data.is_empty() { Vec::new() } else { other_directories(cache, (real, own))? };
             let (identity, mode) = ((own.stat.st_dev, own.stat.st_ino), own.stat.st_mode & 0o777 | 0o700);
-            let hidden = self.hidden.objects_within(real);
-            return Some(Way::Merged(MergedPlace { directory: real.clone(), identity, mode, shown, hidden }));
+            let hidden = self.hidden.objects_below(real);
+            return Some(CacheMode::Merged(MergedCache { directory: real.clone(), identity, mode, shown, hidden }));
         }
         // Where settings lie beside the data, moving it would lose them.
         if !cache.set.is_empty() && (cache.data.is_empty() || real.is_none()) {
-            return Some(Way::Private);
+            return Some(CacheMode::Private);
         }
         let real = real?;
         let files = cache.data.iter().filter(|name| !name.ends_with('/')).map(|name| real.join(name));
         let files: Vec<PathBuf> = files.collect();
-        (!files.is_empty()).then_some(Way::ReadOnly(files))
+        (!files.is_empty()).then_some(CacheMode::ReadOnly(files))
     }
 
     /// Whether another filesystem lies in the data, which an overlay would not show.
@@ -149,7 +149,7 @@ fn files_of(plan: &Plan, served: &Served) -> Vec<PathBuf> {
 
 /// What the plan hides. There are hundreds, and to compare paths part by part takes longer
 /// than all else here.
-struct Hidden<'p> {
+struct HiddenPaths<'p> {
     /// Those of which bytes tell what lies in what, sorted.
     plain: Vec<&'p [u8]>,
     others: Vec<&'p Path>,
@@ -157,7 +157,7 @@ struct Hidden<'p> {
     there: &'p [PathBuf],
 }
 
-impl<'p> Hidden<'p> {
+impl<'p> HiddenPaths<'p> {
     fn of(plan: &'p Plan, there: &'p [PathBuf]) -> Self {
         let all = plan.profile.filesystem.hide.iter().map(stockade_model::RawText::as_path);
         let (plain, others): (Vec<_>, _) = all.partition(|path| is_plain(path));
@@ -176,7 +176,7 @@ impl<'p> Hidden<'p> {
 
     /// Those that lie in `tree`, as they are there, each with the directories around it: one
     /// may have taken the place of another.
-    fn objects_within(&self, tree: &Path) -> Vec<(PathBuf, (u64, u64))> {
+    fn objects_below(&self, tree: &Path) -> Vec<(PathBuf, (u64, u64))> {
         let within = self.there.iter().filter(|hidden| hidden.starts_with(tree));
         let on_the_way = within.flat_map(|hidden| hidden.ancestors().take_while(|path| *path != tree));
         let object = |path: &Path| lstat(path).map(|stat| (path.to_owned(), (stat.st_dev, stat.st_ino))).ok();
@@ -209,12 +209,12 @@ fn other_directories(cache: &ToolCache, (real, own): (&Path, &OwnDirectory)) -> 
     let within = own.directories()?;
     let is_data = |name: &str| cache.data.iter().any(|data| data.trim_end_matches('/') == name);
     let others = within.into_iter().filter(|name| name.to_str().is_none_or(|name| !is_data(name)));
-    let others: Vec<PathBuf> = others.map(|name| real.join(name)).take(MAX_SHOWN + 1).collect();
-    (others.len() <= MAX_SHOWN).then_some(others)
+    let others: Vec<PathBuf> = others.map(|name| real.join(name)).take(MAX_SHOWN_DIRECTORIES + 1).collect();
+    (others.len() <= MAX_SHOWN_DIRECTORIES).then_some(others)
 }
 
 /// What the host has at the path of a cache.
-struct Found {
+struct CacheDirectory {
     /// The path without links.
     real: PathBuf,
     /// Where it is a directory of this user's, and no link to one.
@@ -227,7 +227,7 @@ struct OwnDirectory {
     stat: Stat,
 }
 
-impl Found {
+impl CacheDirectory {
     /// Absent where nothing is there. Most are no links and nothing else but directories,
     /// which one call tells.
     fn at(path: &Path, user: u32) -> std::io::Result<Option<Self>> {
@@ -259,7 +259,7 @@ impl OwnDirectory {
 
     /// The names of the directories in it.
     fn directories(&self) -> Option<Vec<OsString>> {
-        let mut buffer = [MaybeUninit::uninit(); LISTED_BYTES];
+        let mut buffer = [MaybeUninit::uninit(); LISTING_BUFFER_BYTES];
         let (mut listing, mut found) = (RawDir::new(&self.fd, &mut buffer), Vec::new());
         while let Some(entry) = listing.next() {
             let entry = entry.ok()?;
@@ -337,11 +337,11 @@ mod tests {
 
         #[track_caller]
         fn check(&self, expected: &str) {
-            let found = choose(&self.plan, true, &hidden_there(&self.plan)).into_iter().map(|(cache, way)| {
+            let found = choose_modes(&self.plan, true, &hidden_there(&self.plan)).into_iter().map(|(cache, way)| {
                 let way = match way {
-                    Way::Merged(place) => format!("merged, {} shown", place.shown.len()),
-                    Way::Private => "private".to_owned(),
-                    Way::ReadOnly(files) => format!("{} read-only", files.len()),
+                    CacheMode::Merged(place) => format!("merged, {} shown", place.shown.len()),
+                    CacheMode::Private => "private".to_owned(),
+                    CacheMode::ReadOnly(files) => format!("{} read-only", files.len()),
                 };
                 format!("{}: {way}", cache.tool)
             });
@@ -353,19 +353,19 @@ mod tests {
     fn the_level_decides_and_settings_are_not_moved() {
         Place::new(Level::Full).check("tool: merged, 0 shown; rich: merged, 1 shown");
         Place::new(Level::Restricted).check("tool: private; rich: 1 read-only");
-        let scene = Place::new(Level::Full);
-        fs::remove_dir_all(scene.at("rich").as_path()).unwrap();
-        fs::remove_dir_all(scene.at("tool").as_path()).unwrap();
-        scene.check("tool: private; rich: private");
-        std::os::unix::fs::symlink("/etc", scene.at("tool").as_path()).unwrap();
-        scene.check("tool: private; rich: private");
+        let context = Place::new(Level::Full);
+        fs::remove_dir_all(context.at("rich").as_path()).unwrap();
+        fs::remove_dir_all(context.at("tool").as_path()).unwrap();
+        context.check("tool: private; rich: private");
+        std::os::unix::fs::symlink("/etc", context.at("tool").as_path()).unwrap();
+        context.check("tool: private; rich: private");
     }
 
     #[test]
     fn what_the_plan_or_the_caller_speaks_of_is_left_alone() {
-        let mut scene = Place::new(Level::Full);
-        scene.plan.environment.insert("tool_dir".to_owned(), RawText::from("/x"));
-        scene.check("rich: merged, 1 shown");
+        let mut context = Place::new(Level::Full);
+        context.plan.environment.insert("tool_dir".to_owned(), RawText::from("/x"));
+        context.check("rich: merged, 1 shown");
         for (write, expected) in [
             ("", ""),
             ("tool/part", "rich: merged, 1 shown"),
@@ -373,21 +373,21 @@ mod tests {
             ("rich/store/x", "tool: merged, 0 shown"),
             ("rich/bin", "tool: merged, 0 shown; rich: merged, 1 shown"),
         ] {
-            let mut scene = Place::new(Level::Full);
-            let path = scene.home.path().canonicalize().unwrap().join(write);
-            scene.plan.profile.filesystem.write.push(path.components().collect::<PathBuf>().into());
-            scene.check(expected);
+            let mut context = Place::new(Level::Full);
+            let path = context.home.path().canonicalize().unwrap().join(write);
+            context.plan.profile.filesystem.write.push(path.components().collect::<PathBuf>().into());
+            context.check(expected);
         }
-        let mut scene = Place::new(Level::Full);
-        scene.plan.argv = vec![scene.at("rich/bin/x"), scene.at("tool/script"), scene.at("tool/part")];
-        scene.check("tool: merged, 0 shown; rich: merged, 1 shown");
-        fs::write(scene.at("tool/script").as_path(), "").unwrap();
-        std::os::unix::fs::symlink("../tool/script", scene.at("work/link").as_path()).unwrap();
-        let script = scene.at("tool/script");
+        let mut context = Place::new(Level::Full);
+        context.plan.argv = vec![context.at("rich/bin/x"), context.at("tool/script"), context.at("tool/part")];
+        context.check("tool: merged, 0 shown; rich: merged, 1 shown");
+        fs::write(context.at("tool/script").as_path(), "").unwrap();
+        std::os::unix::fs::symlink("../tool/script", context.at("work/link").as_path()).unwrap();
+        let script = context.at("tool/script");
         let script = script.as_path().display();
         for word in [&format!("{script}"), "../tool/script", "link", "-f../tool/script", &format!("--file={script}")] {
-            scene.plan.argv = vec![RawText::from("make"), RawText::from(word)];
-            scene.check("rich: merged, 1 shown");
+            context.plan.argv = vec![RawText::from("make"), RawText::from(word)];
+            context.check("rich: merged, 1 shown");
         }
     }
 
@@ -403,19 +403,19 @@ mod tests {
             ("tool/", "tool: private; rich: merged, 1 shown"),
             ("tool-2/token", "tool: merged, 0 shown; rich: merged, 1 shown"),
         ] {
-            let mut scene = Place::new(Level::Full);
-            let among = ["tool!", "tool.", "rich/bin", "rich/store-2"].map(|name| scene.at(name));
-            scene.plan.profile.filesystem.hide = among.into_iter().chain([scene.at(hidden)]).collect();
-            scene.check(expected);
+            let mut context = Place::new(Level::Full);
+            let among = ["tool!", "tool.", "rich/bin", "rich/store-2"].map(|name| context.at(name));
+            context.plan.profile.filesystem.hide = among.into_iter().chain([context.at(hidden)]).collect();
+            context.check(expected);
         }
     }
 
     #[test]
     fn what_a_link_leads_to_is_not_merged_by_its_name() {
-        let scene = Place::new(Level::Full);
-        let tool = scene.at("tool");
-        fs::rename(tool.as_path(), scene.at("elsewhere").as_path()).unwrap();
+        let context = Place::new(Level::Full);
+        let tool = context.at("tool");
+        fs::rename(tool.as_path(), context.at("elsewhere").as_path()).unwrap();
         std::os::unix::fs::symlink("elsewhere", tool.as_path()).unwrap();
-        scene.check("tool: private; rich: merged, 1 shown");
+        context.check("tool: private; rich: merged, 1 shown");
     }
 }

@@ -15,59 +15,59 @@ use stockade_model::{Digest, LayerReport, LayerState, Level, Plan, RawText, Tool
 use stockade_sys::Errno;
 use tracing::debug_span;
 
-use super::borrow::{HolderProgram, Loan};
-use super::choice::{MergedPlace, Way, choose};
-use super::holder::Wanted;
-use super::seal::{make_home, seal, unseal};
-use super::set::{Set, is_ready, own_directory};
+use super::choice::{CacheMode, MergedCache, choose_modes};
+use super::client::{BorrowedLayers, LayerServerProgram};
+use super::seal::{create_home, seal, unseal};
+use super::server::LayerRequest;
+use super::set::{OverlaySet, ensure_directory, is_ready};
 use super::{MERGED, PLAIN, WORKSPACE, open_directory, open_lock};
 use crate::launch::{MAX_MERGED, MergedDirectory, Overlay};
 
 /// How long a start waits for whoever has a workspace's directory alone, and between two
 /// looks. Names are changed in that time, nothing more: a loaded machine, or a disk that
 /// stands still for seconds, makes it long. Without, tools could write to no cache.
-const ALONE_WAIT: Duration = Duration::from_secs(15);
-const ALONE_LOOK_EVERY: Duration = Duration::from_millis(2);
+const EXCLUSIVE_TIMEOUT: Duration = Duration::from_secs(15);
+const EXCLUSIVE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The layers of one run.
 #[derive(Debug, Default)]
-pub(crate) struct Lease {
+pub(crate) struct CacheLease {
     pub merged: Vec<MergedDirectory>,
     /// Where all private directories of the workspace are.
     pub private: Option<PathBuf>,
     /// Files of the host's that cannot be written, without a question.
     pub read_only: Vec<PathBuf>,
     pub environment: BTreeMap<String, RawText>,
-    tools: Tools,
+    tools: ToolNames,
     /// The directory of the workspace, and its lock. Absent where nothing of it is used.
     home: Option<(OwnedFd, OwnedFd)>,
     /// What the overlays are of, held as long as they are used.
-    overlays: Overlays,
+    overlays: OverlaySource,
     is_sealed: bool,
 }
 
 /// Where overlays come from.
 #[derive(Debug, Default)]
-enum Overlays {
+enum OverlaySource {
     /// There are none.
     #[default]
     Absent,
     /// The holder of the workspace.
-    Borrowed(Loan),
+    Borrowed(BorrowedLayers),
     /// A set of the run's own.
-    Own(Set),
+    Own(OverlaySet),
 }
 
 /// Names of tools, for the report.
 #[derive(Debug, Default)]
-struct Tools {
+struct ToolNames {
     merged: Vec<String>,
     private: Vec<String>,
     read_only: Vec<String>,
     failed: Option<String>,
 }
 
-impl Drop for Lease {
+impl Drop for CacheLease {
     fn drop(&mut self) {
         self.seal();
         let Some((home, _)) = &self.home else { return };
@@ -77,11 +77,16 @@ impl Drop for Lease {
     }
 }
 
-impl Lease {
+impl CacheLease {
     /// Makes the layers of `plan` ready, in `place`. Where they cannot be had the run
     /// goes without: a tool then asks for what it writes. `hidden` is what of the plan's
     /// hidden paths is there, without links.
-    pub fn of(plan: &Plan, hidden: &[PathBuf], place: Option<&Path>, holder: Option<&HolderProgram>) -> Option<Self> {
+    pub fn of(
+        plan: &Plan,
+        hidden: &[PathBuf],
+        place: Option<&Path>,
+        holder: Option<&LayerServerProgram>,
+    ) -> Option<Self> {
         let place = place.filter(|_| plan.level != Level::None && !plan.profile.filesystem.caches.is_empty())?;
         let mut lease = Self::default();
         if let Err(errno) = lease.fill((plan, hidden), place, holder) {
@@ -100,16 +105,16 @@ impl Lease {
     /// # Errors
     /// Where not all of them are lent: the run can mount its own.
     pub fn receive(&mut self) -> std::io::Result<Option<Vec<OwnedFd>>> {
-        let Overlays::Borrowed(loan) = &mut self.overlays else { return Ok(None) };
+        let OverlaySource::Borrowed(loan) = &mut self.overlays else { return Ok(None) };
         loan.receive().map(Some)
     }
 
     /// Lets go of the layers, and of the names that the run knows: once its processes have
     /// ended, and before anybody is told that it has, who would look where it left links. The
     /// last run of the workspace seals. Names are changed, nothing waits for the disk.
-    /// Where nothing is left that looks into a layer but `init` on its way out, that is given.
+    /// `init` is the init of the run, if every other process that could use a layer has exited.
     pub fn end(&mut self, init: Option<BorrowedFd<'_>>) {
-        if let (Overlays::Borrowed(loan), Some(init)) = (&self.overlays, init) {
+        if let (OverlaySource::Borrowed(loan), Some(init)) = (&self.overlays, init) {
             loan.end(init);
         }
         self.seal();
@@ -130,68 +135,69 @@ impl Lease {
         &mut self,
         (plan, hidden): (&Plan, &[PathBuf]),
         place: &Path,
-        holder: Option<&HolderProgram>,
+        holder: Option<&LayerServerProgram>,
     ) -> Result<(), Errno> {
-        let mut ways = debug_span!("look at caches").in_scope(|| choose(plan, true, hidden));
-        if ways.iter().all(|(_, way)| matches!(way, Way::ReadOnly(_))) {
-            ways.into_iter().for_each(|(cache, way)| self.keep_read_only(cache, way));
+        let mut modes = debug_span!("look at caches").in_scope(|| choose_modes(plan, true, hidden));
+        if modes.iter().all(|(_, mode)| matches!(mode, CacheMode::ReadOnly(_))) {
+            modes.into_iter().for_each(|(cache, mode)| self.use_read_only(cache, mode));
             return Ok(());
         }
         let key = key_of(plan.workspace.as_path());
         let path = place.join(&key);
-        // Held before anything is made in it: whatever fails, it is sealed.
+        // Held before anything is created in it, so that it is sealed on every error.
         let (home, _) = self.home.insert(open_home(place, &key)?);
         let home = rustix::io::fcntl_dupfd_cloexec(home, 3)?;
         unseal(home.as_fd(), PLAIN)?;
         note_workspace(home.as_fd(), plan.workspace.as_bytes())?;
-        let wanted: Vec<Wanted> = ways.iter().filter_map(|(cache, way)| wanted(cache, way)).take(MAX_MERGED).collect();
-        if !wanted.is_empty() {
+        let requests: Vec<LayerRequest> =
+            modes.iter().filter_map(|(cache, mode)| layer_request(cache, mode)).take(MAX_MERGED).collect();
+        if !requests.is_empty() {
             self.overlays =
-                debug_span!("ask for layers").in_scope(|| overlays(home.as_fd(), &path, holder, &wanted))?;
-            if matches!(self.overlays, Overlays::Absent) {
-                ways = choose(plan, false, hidden);
+                debug_span!("ask for layers").in_scope(|| overlays(home.as_fd(), &path, holder, &requests))?;
+            if matches!(self.overlays, OverlaySource::Absent) {
+                modes = choose_modes(plan, false, hidden);
             }
         }
-        for (cache, way) in ways {
-            match way {
-                Way::Merged(found) => self.merge(cache, found, &path)?,
-                Way::Private => self.lead_to_private(cache, home.as_fd(), &path)?,
-                Way::ReadOnly(_) => self.keep_read_only(cache, way),
+        for (cache, mode) in modes {
+            match mode {
+                CacheMode::Merged(found) => self.use_overlay(cache, found, &path)?,
+                CacheMode::Private => self.use_private_directory(cache, home.as_fd(), &path)?,
+                CacheMode::ReadOnly(_) => self.use_read_only(cache, mode),
             }
         }
         Ok(())
     }
 
-    fn keep_read_only(&mut self, cache: &ToolCache, way: Way) {
-        let Way::ReadOnly(files) = way else { return };
+    fn use_read_only(&mut self, cache: &ToolCache, mode: CacheMode) {
+        let CacheMode::ReadOnly(files) = mode else { return };
         self.tools.read_only.push(cache.tool.clone());
         self.read_only.extend(files);
     }
 
-    fn merge(&mut self, cache: &ToolCache, found: MergedPlace, path: &Path) -> Result<(), Errno> {
+    fn use_overlay(&mut self, cache: &ToolCache, found: MergedCache, path: &Path) -> Result<(), Errno> {
         if self.merged.len() >= MAX_MERGED {
             return Ok(());
         }
         let (directories, files) = data_of(cache);
         let overlay = match &mut self.overlays {
-            Overlays::Absent => return Ok(()),
-            Overlays::Borrowed(_) => None,
-            Overlays::Own(set) => {
-                set.places(&cache.tool, found.mode, &directories)?;
+            OverlaySource::Absent => return Ok(()),
+            OverlaySource::Borrowed(_) => None,
+            OverlaySource::Own(set) => {
+                set.prepare_tool(&cache.tool, found.mode, &directories)?;
                 let at = path.join(MERGED).join(set.number.to_string()).join(&cache.tool);
                 Some(Overlay::new(&at.join("upper"), &at.join("work")).map_err(|_| Errno::STALE)?)
             }
         };
         self.tools.merged.push(cache.tool.clone());
-        let MergedPlace { directory, shown, .. } = found;
+        let MergedCache { directory, shown, .. } = found;
         self.merged.push(MergedDirectory { directory, overlay, directories, files, shown });
         Ok(())
     }
 
-    fn lead_to_private(&mut self, cache: &ToolCache, home: BorrowedFd<'_>, path: &Path) -> Result<(), Errno> {
+    fn use_private_directory(&mut self, cache: &ToolCache, home: BorrowedFd<'_>, path: &Path) -> Result<(), Errno> {
         if !is_ready(home, format!("{PLAIN}/{}", cache.tool)) {
-            let plain = own_directory(home, PLAIN, 0o700)?;
-            own_directory(plain.as_fd(), &cache.tool, 0o700)?;
+            let plain = ensure_directory(home, PLAIN, 0o700)?;
+            ensure_directory(plain.as_fd(), &cache.tool, 0o700)?;
         }
         let plain = path.join(PLAIN);
         let directory = plain.join(&cache.tool);
@@ -216,7 +222,7 @@ impl Lease {
     /// What the report says of it. `is_unmerged` tells of each merged directory whether the
     /// kernel refused it.
     pub fn report(&self, is_unmerged: impl Fn(usize) -> bool) -> LayerReport {
-        let Tools { merged, private, read_only, failed } = &self.tools;
+        let ToolNames { merged, private, read_only, failed } = &self.tools;
         if let Some(why) = failed {
             return LayerReport { state: LayerState::Absent, detail: format!("none, {why}") };
         }
@@ -242,27 +248,27 @@ impl Lease {
     }
 }
 
-/// Overlays of a workspace: the holder's, and where that has none a set of the run's own.
+/// Overlays of a workspace: from the layer server, or without one a set of the run's own.
 fn overlays(
     home: BorrowedFd<'_>,
     path: &Path,
-    holder: Option<&HolderProgram>,
-    wanted: &[Wanted],
-) -> Result<Overlays, Errno> {
+    holder: Option<&LayerServerProgram>,
+    requests: &[LayerRequest],
+) -> Result<OverlaySource, Errno> {
     if let Some(holder) = holder
-        && let Ok(loan) = holder.ask(home, path, wanted)
+        && let Ok(loan) = holder.ask(home, path, requests)
     {
-        return Ok(Overlays::Borrowed(loan));
+        return Ok(OverlaySource::Borrowed(loan));
     }
-    let Some(set) = Set::take(home)? else { return Ok(Overlays::Absent) };
+    let Some(set) = OverlaySet::take(home)? else { return Ok(OverlaySource::Absent) };
     // It is mounted by its path, the holder's is not.
     unseal(home, MERGED)?;
-    Ok(Overlays::Own(set))
+    Ok(OverlaySource::Own(set))
 }
 
-fn wanted(cache: &ToolCache, way: &Way) -> Option<Wanted> {
-    let Way::Merged(found) = way else { return None };
-    Some(Wanted {
+fn layer_request(cache: &ToolCache, mode: &CacheMode) -> Option<LayerRequest> {
+    let CacheMode::Merged(found) = mode else { return None };
+    Some(LayerRequest {
         tool: cache.tool.clone(),
         directory: RawText::from(found.directory.as_os_str().as_bytes()),
         identity: found.identity,
@@ -297,9 +303,9 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
         }
         other => other?,
     };
-    let until = Instant::now() + ALONE_WAIT;
+    let until = Instant::now() + EXCLUSIVE_TIMEOUT;
     loop {
-        let home = make_home(place.as_fd(), key)?;
+        let home = create_home(place.as_fd(), key)?;
         let lock = match open_lock(home.as_fd()) {
             // It is just being cleared.
             Err(Errno::NOENT) => None,
@@ -312,7 +318,7 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
             }
             (_, Some(Err(errno))) if errno != Errno::WOULDBLOCK => return Err(errno),
             _ if Instant::now() >= until => return Err(Errno::BUSY),
-            _ => std::thread::sleep(ALONE_LOOK_EVERY),
+            _ => std::thread::sleep(EXCLUSIVE_POLL_INTERVAL),
         }
     }
 }

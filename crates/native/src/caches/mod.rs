@@ -10,28 +10,28 @@
 //! KEY/plain/TOOL     a private directory, shared by all runs of the workspace
 //! KEY/merged/N/      a set of layers, mounted once at a time: `lock`, `boot`, and
 //! KEY/merged/N/TOOL  `upper` and `work` of one overlay
-//! KEY/holder-VERSION the socket of the process that holds a set, where there is one
+//! KEY/holder-VERSION the socket of the layer server, if one runs
 //! ```
 //!
 //! While no run uses them `plain` and `merged` have a random end, `plain.RANDOM`: a run knows
 //! where its layers lie, and a link that it left in its workspace must not lead a tool of the
 //! host to what it wrote there. Tools note paths, so they have the same name in every run, but
-//! for a `merged` of which the holder lends: no run sees that by its name. No run is told the
+//! for a `merged` that the layer server mounts: no run sees that by its name. No run is told the
 //! random end: see `seal`.
 //!
-//! Two mounts of one upper directory are undefined. So a process of its own, the holder,
-//! mounts a set once and gives each run of the workspace copies of the mounts: runs at the
-//! same time share what they write, and a start need not mount. Where it cannot be had, a
-//! run mounts a set of its own, the lowest that is free.
+//! Two mounts of one upper directory are undefined. So the layer server, a process per
+//! workspace, mounts a set once and gives each run copies of the mounts: concurrent runs share
+//! what they write, and a start does not mount. Without a server a run mounts a set of its own,
+//! the lowest that is free.
 //!
 //! The host reads nothing in these directories but names and sizes. Must not know
 //! which tools there are: that is data of the plan.
 
-mod borrow;
 mod choice;
-mod holder;
+mod client;
 mod lease;
 mod seal;
+mod server;
 mod set;
 mod store;
 
@@ -40,11 +40,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, fchmod, fstat, openat};
 use stockade_sys::Errno;
 
-pub use borrow::HolderProgram;
-pub use holder::{HolderError, hold_layers};
-pub(crate) use lease::Lease;
-pub(crate) use seal::Renewal;
-pub use store::{CacheStore, CacheStoreError, Cleared, WorkspaceCaches};
+pub use client::LayerServerProgram;
+pub(crate) use lease::CacheLease;
+pub(crate) use seal::NameRotation;
+pub use server::{LayerServerError, serve_layers};
+pub use store::{CacheStore, CacheStoreError, ClearResult, WorkspaceCaches};
 
 /// Name of the lock of a workspace's directory, and of a set of layers.
 const LOCK: &str = "lock";

@@ -24,22 +24,22 @@ use super::{MERGED, PLAIN, is_key, open_directory, open_lock};
 /// The mode of a workspace's directory: gone through, never listed.
 const HOME_MODE: u32 = 0o300;
 /// How often a directory is opened for listing. Another process may close it in between.
-const LISTING_TRIES: usize = 10_000;
+const MAX_LISTING_RETRIES: usize = 10_000;
 /// How coarse the clock of a filesystem may be, in seconds.
-const CLOCK_SLACK: u64 = 2;
+const CLOCK_SLACK_SECONDS: u64 = 2;
 
 /// Holds the directory of a workspace.
-pub(super) fn hold_home<P: rustix::path::Arg>(place: BorrowedFd<'_>, key: P) -> Result<OwnedFd, Errno> {
+pub(super) fn open_home_path<P: rustix::path::Arg>(place: BorrowedFd<'_>, key: P) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(place, key, flags, Mode::empty())
 }
 
 /// The same, made where it is missing, and closed to whoever would list it.
-pub(super) fn make_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, Errno> {
-    let home = match hold_home(place, key) {
+pub(super) fn create_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, Errno> {
+    let home = match open_home_path(place, key) {
         Err(Errno::NOENT) => {
             make_where_missing(place, key, Mode::from_raw_mode(HOME_MODE))?;
-            hold_home(place, key)?
+            open_home_path(place, key)?
         }
         other => other?,
     };
@@ -52,9 +52,9 @@ pub(super) fn make_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, Err
 
 /// The names in the directory of a workspace. For that moment it is open: what is sealed
 /// there gets another name after that, or the one that runs know.
-pub(super) fn names_in(home: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
+pub(super) fn list_names(home: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
     let mut found = Err(Errno::ACCESS);
-    for _ in 0..LISTING_TRIES {
+    for _ in 0..MAX_LISTING_RETRIES {
         actor::chmod(home, 0o700)?;
         found = names(home);
         if !matches!(found, Err(Errno::ACCESS)) {
@@ -66,31 +66,31 @@ pub(super) fn names_in(home: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
 }
 
 /// What `name` is called just now, where it is among `found`.
-pub(super) fn name_now<'f>(found: &'f [Vec<u8>], name: &str) -> Option<&'f [u8]> {
+pub(super) fn current_name<'f>(found: &'f [Vec<u8>], name: &str) -> Option<&'f [u8]> {
     // A run that was killed may have left the name that runs know, beside nothing else.
-    found.iter().map(Vec::as_slice).filter(|found| is_named(found, name)).min()
+    found.iter().map(Vec::as_slice).filter(|found| has_stem(found, name)).min()
 }
 
-fn is_named(found: &[u8], name: &str) -> bool {
+fn has_stem(found: &[u8], name: &str) -> bool {
     found.strip_prefix(name.as_bytes()).is_some_and(|end| matches!(end, [] | [b'.', ..]))
 }
 
 /// Gives what runs write to an end that no run knows, where it has none.
 pub(super) fn seal(home: BorrowedFd<'_>) -> Result<(), Errno> {
     // The one is sealed though the other cannot be.
-    let [plain, merged] = [PLAIN, MERGED].map(|name| rename_anew(home, name.as_bytes(), name));
+    let [plain, merged] = [PLAIN, MERGED].map(|name| rename_to_random(home, name.as_bytes(), name));
     plain.and(merged)
 }
 
 /// Gives what runs write another such end. Whoever calls has the directory alone.
-pub(super) fn seal_anew(home: BorrowedFd<'_>) -> Result<(), Errno> {
-    let found = names_in(home)?;
-    let all = |name: &'static str| found.iter().filter(move |found| is_named(found, name)).map(move |n| (n, name));
-    let renamed: Vec<_> = all(PLAIN).chain(all(MERGED)).map(|(now, name)| rename_anew(home, now, name)).collect();
+pub(super) fn reseal(home: BorrowedFd<'_>) -> Result<(), Errno> {
+    let found = list_names(home)?;
+    let all = |name: &'static str| found.iter().filter(move |found| has_stem(found, name)).map(move |n| (n, name));
+    let renamed: Vec<_> = all(PLAIN).chain(all(MERGED)).map(|(now, name)| rename_to_random(home, now, name)).collect();
     renamed.into_iter().collect()
 }
 
-fn rename_anew(home: BorrowedFd<'_>, now: &[u8], name: &str) -> Result<(), Errno> {
+fn rename_to_random(home: BorrowedFd<'_>, now: &[u8], name: &str) -> Result<(), Errno> {
     let sealed = format!("{name}.{}", unguessable_name()?);
     match renameat_with(home, now, home, sealed.as_str(), RenameFlags::NOREPLACE) {
         Err(Errno::NOENT) => Ok(()),
@@ -100,7 +100,7 @@ fn rename_anew(home: BorrowedFd<'_>, now: &[u8], name: &str) -> Result<(), Errno
 
 /// Gives what runs write the name that runs know: `PLAIN` or `MERGED`.
 pub(super) fn unseal(home: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
-    match name_now(&names_in(home)?, name) {
+    match current_name(&list_names(home)?, name) {
         Some(now) if now != name.as_bytes() => match renameat_with(home, now, home, name, RenameFlags::NOREPLACE) {
             // Another run has done it.
             Err(Errno::NOENT | Errno::EXIST) => Ok(()),
@@ -112,18 +112,18 @@ pub(super) fn unseal(home: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
 
 /// At the end of a run at level restricted: gives all names anew that it can have learnt.
 #[derive(Debug)]
-pub(crate) struct Renewal {
+pub(crate) struct NameRotation {
     place: PathBuf,
     /// When the run began, in seconds since 1970.
     since: u64,
 }
 
-impl Renewal {
+impl NameRotation {
     /// That of a run of `plan`; none at a level that shows it nothing.
     pub(crate) fn of(plan: &Plan, place: Option<&Path>) -> Option<Self> {
         let place = place.filter(|_| plan.level == Level::Restricted)?.to_owned();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        Some(Self { place, since: now.saturating_sub(CLOCK_SLACK) })
+        Some(Self { place, since: now.saturating_sub(CLOCK_SLACK_SECONDS) })
     }
 
     /// What was sealed since then, or could be listed, changed since then.
@@ -134,18 +134,18 @@ impl Renewal {
     }
 }
 
-impl Drop for Renewal {
+impl Drop for NameRotation {
     fn drop(&mut self) {
         let Ok(place) = open_directory(CWD, &self.place) else { return };
         let found = names(place.as_fd()).unwrap_or_default();
         let keys = found.into_iter().filter_map(|name| String::from_utf8(name).ok());
         for key in keys.filter(|key| is_key(key) && self.is_known(place.as_fd(), key)) {
-            let Ok(home) = hold_home(place.as_fd(), &key) else { continue };
+            let Ok(home) = open_home_path(place.as_fd(), &key) else { continue };
             // A run that uses it seals it, to another name.
             if let Ok(lock) = open_lock(home.as_fd())
                 && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
             {
-                let _ = seal_anew(home.as_fd());
+                let _ = reseal(home.as_fd());
             }
         }
     }

@@ -11,14 +11,14 @@ use stockade_files::object::make_where_missing;
 use stockade_files::removal::{LEAVING, remove_tree};
 use stockade_sys::{Errno, actor};
 
-use super::seal::{name_now, names_in};
+use super::seal::{current_name, list_names};
 use super::{LOCK, MERGED, open_directory, open_file, open_lock};
 
 /// Sets of one workspace that are used at the same time.
 const MAX_SETS: u32 = 64;
 
 /// How often the directory of the sets is looked for.
-const RENAMED_TRIES: usize = 1_000;
+const MAX_RENAME_RETRIES: usize = 1_000;
 
 /// Filesystems that an overlay may write to (statfs(2)): those on which it was seen to
 /// work.
@@ -26,7 +26,7 @@ const UPPER_FILESYSTEMS: [i64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_19
 
 /// A set that nobody else uses, as long as this or a copy of its lock is open.
 #[derive(Debug)]
-pub(super) struct Set {
+pub(super) struct OverlaySet {
     pub(super) number: u32,
     pub(super) lock: OwnedFd,
     home: OwnedFd,
@@ -39,19 +39,19 @@ pub(super) struct Set {
 
 /// The directories of one overlay.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct OverlayDirectories {
     pub(super) upper: OwnedFd,
     pub(super) work: OwnedFd,
 }
 
-impl Drop for Set {
+impl Drop for OverlaySet {
     /// What may wait for the disk. What cannot be done is done by the next start.
     fn drop(&mut self) {
         for tool in self.tools.values() {
-            let _ = ready_work(tool.as_fd());
+            let _ = prepare_work_directory(tool.as_fd());
         }
         if self.has_leaving {
-            let leaving = names_in(self.home.as_fd()).unwrap_or_default().into_iter();
+            let leaving = list_names(self.home.as_fd()).unwrap_or_default().into_iter();
             for name in leaving.filter(|name| name.starts_with(LEAVING.as_bytes())) {
                 let _ = remove_tree(self.home.as_fd(), &name);
             }
@@ -59,7 +59,7 @@ impl Drop for Set {
     }
 }
 
-impl Set {
+impl OverlaySet {
     /// The lowest set of the workspace's directory `home` that nobody uses, where an
     /// overlay can be there, emptied if the machine was started anew since: an overlay is
     /// not flushed, so what it holds may be torn then.
@@ -70,7 +70,7 @@ impl Set {
         }
         let home = rustix::io::fcntl_dupfd_cloexec(home, 3)?;
         for number in 0..MAX_SETS {
-            let directory = own_directory(sets.as_fd(), &number.to_string(), 0o700)?;
+            let directory = ensure_directory(sets.as_fd(), &number.to_string(), 0o700)?;
             let lock = open_lock(directory.as_fd())?;
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
@@ -85,24 +85,29 @@ impl Set {
 
     /// Makes the directories of the overlay of a tool ready, whose own has this mode, and
     /// those in it that may be changed.
-    pub(super) fn places(&mut self, tool: &str, mode: u32, directories: &[String]) -> Result<Places, Errno> {
-        let own = own_directory(self.directory.as_fd(), tool, 0o700)?;
-        let upper = own_directory(own.as_fd(), "upper", mode)?;
+    pub(super) fn prepare_tool(
+        &mut self,
+        tool: &str,
+        mode: u32,
+        directories: &[String],
+    ) -> Result<OverlayDirectories, Errno> {
+        let own = ensure_directory(self.directory.as_fd(), tool, 0o700)?;
+        let upper = ensure_directory(own.as_fd(), "upper", mode)?;
         for name in directories {
-            own_directory(upper.as_fd(), name, 0o755)?;
+            ensure_directory(upper.as_fd(), name, 0o755)?;
         }
-        let work = ready_work(own.as_fd())?;
+        let work = prepare_work_directory(own.as_fd())?;
         self.tools.insert(tool.to_owned(), own);
-        Ok(Places { upper, work })
+        Ok(OverlayDirectories { upper, work })
     }
 }
 
 /// The directory of the sets, whatever its name is just now: another process may be giving
 /// it another one.
 fn open_sets(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    for _ in 0..RENAMED_TRIES {
-        let found = names_in(home)?;
-        let Some(now) = name_now(&found, MERGED) else { return own_directory(home, MERGED, 0o700) };
+    for _ in 0..MAX_RENAME_RETRIES {
+        let found = list_names(home)?;
+        let Some(now) = current_name(&found, MERGED) else { return ensure_directory(home, MERGED, 0o700) };
         match open_directory(home, now) {
             Err(Errno::NOENT) => {}
             other => return other,
@@ -113,14 +118,14 @@ fn open_sets(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 
 /// The same of a layer that is mounted, seen from inside: what lies beneath a mount must not
 /// be changed.
-pub(super) fn mend(layer: BorrowedFd<'_>, directories: &[String]) -> Result<(), Errno> {
+pub(super) fn repair(layer: BorrowedFd<'_>, directories: &[String]) -> Result<(), Errno> {
     let mode = fstat(layer)?.st_mode & 0o7777;
     if mode & 0o700 != 0o700 {
         actor::chmod(layer, mode | 0o700)?;
     }
     directories.iter().filter(|name| !is_ready(layer, name.as_str())).try_for_each(|name| {
         // What is no directory any more is removed and made anew.
-        own_directory(layer, name, 0o755).map(drop)
+        ensure_directory(layer, name, 0o755).map(drop)
     })
 }
 
@@ -132,7 +137,7 @@ pub(super) fn is_ready<P: rustix::path::Arg>(parent: BorrowedFd<'_>, path: P) ->
 
 /// A directory of our own, open to us, made where it is missing. A run may have put something
 /// else there, which is removed, or have closed it.
-pub(super) fn own_directory(parent: BorrowedFd<'_>, name: &str, mode: u32) -> Result<OwnedFd, Errno> {
+pub(super) fn ensure_directory(parent: BorrowedFd<'_>, name: &str, mode: u32) -> Result<OwnedFd, Errno> {
     match open_directory(parent, name) {
         Ok(found) => {
             let now = fstat(&found)?.st_mode & 0o7777;
@@ -143,7 +148,7 @@ pub(super) fn own_directory(parent: BorrowedFd<'_>, name: &str, mode: u32) -> Re
         }
         Err(Errno::NOENT) => {}
         Err(Errno::ACCESS) => {
-            open_up(parent, name)?;
+            make_accessible(parent, name)?;
             return open_directory(parent, name);
         }
         Err(Errno::NOTDIR | Errno::LOOP | Errno::NXIO) => unlinkat(parent, name, AtFlags::empty())?,
@@ -157,7 +162,7 @@ pub(super) fn own_directory(parent: BorrowedFd<'_>, name: &str, mode: u32) -> Re
 }
 
 /// Lets its owner into a directory. No link is followed: a run may put one there.
-fn open_up(parent: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
+fn make_accessible(parent: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = openat(parent, name, flags, Mode::empty())?;
     actor::chmod(directory.as_fd(), 0o700)
@@ -190,8 +195,8 @@ fn empty_after_restart(set: BorrowedFd<'_>, home: BorrowedFd<'_>) -> Result<bool
 
 /// The work directory of an overlay without the mark of an earlier volatile mount, which
 /// no later one accepts.
-fn ready_work(tool: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    let work = own_directory(tool, "work", 0o700)?;
+fn prepare_work_directory(tool: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let work = ensure_directory(tool, "work", 0o700)?;
     if matches!(statat(&work, "work/incompat", AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
         return Ok(work);
     }
@@ -200,7 +205,7 @@ fn ready_work(tool: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
         Err(Errno::NOENT) => Ok(()),
         other => other,
     };
-    let cleared = match open_up(work.as_fd(), "work") {
+    let cleared = match make_accessible(work.as_fd(), "work") {
         Err(Errno::NOENT) => return Ok(work),
         Err(errno) => Err(errno),
         Ok(()) => remove("work/incompat/volatile/dirty", AtFlags::empty())
@@ -211,7 +216,7 @@ fn ready_work(tool: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
         Ok(()) => Ok(work),
         Err(_) => {
             remove_tree(tool, b"work").map_err(|_| Errno::BUSY)?;
-            own_directory(tool, "work", 0o700)
+            ensure_directory(tool, "work", 0o700)
         }
     }
 }
@@ -238,7 +243,7 @@ mod tests {
                 None => fs::create_dir_all(work.join(part)).unwrap(),
             }
             let directory = open_directory(CWD, tool.path()).unwrap();
-            ready_work(directory.as_fd()).unwrap();
+            prepare_work_directory(directory.as_fd()).unwrap();
             assert!(!work.join("incompat").exists(), "{part}");
             assert!(tool.path().join("work").is_dir(), "{part}");
         }

@@ -10,7 +10,7 @@ use stockade_model::RawText;
 use stockade_sys::Errno;
 
 use super::lease::key_of;
-use super::seal::{hold_home, name_now, names_in, seal_anew};
+use super::seal::{current_name, list_names, open_home_path, reseal};
 use super::{MERGED, PLAIN, WORKSPACE, is_key, open_directory, open_lock};
 
 /// How deep directories are looked into for their size.
@@ -52,7 +52,7 @@ impl WorkspaceCaches {
 
 /// What clearing did to the caches of a workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cleared {
+pub enum ClearResult {
     /// They are gone.
     Removed,
     /// A run uses them: they stay.
@@ -94,7 +94,7 @@ impl CacheStore {
     }
 
     fn look_at(&self, key: String) -> Option<WorkspaceCaches> {
-        let home = hold_home(self.place.as_fd(), &key).ok()?;
+        let home = open_home_path(self.place.as_fd(), &key).ok()?;
         let held = lock(home.as_fd());
         let is_used = matches!(held, Ok(None));
         let mut tools = std::collections::BTreeMap::new();
@@ -103,12 +103,12 @@ impl CacheStore {
                 *tools.entry(name).or_insert(0) += bytes;
             }
         };
-        let found = names_in(home.as_fd()).unwrap_or_default();
-        let open = |name| open_directory(home.as_fd(), name_now(&found, name).ok_or(Errno::NOENT)?);
+        let found = list_names(home.as_fd()).unwrap_or_default();
+        let open = |name| open_directory(home.as_fd(), current_name(&found, name).ok_or(Errno::NOENT)?);
         let [plain, sets] = [PLAIN, MERGED].map(open);
         // Whoever has it alone leaves it sealed, and it could be listed for a moment.
         if let Ok(Some(_held)) = held {
-            let _ = seal_anew(home.as_fd());
+            let _ = reseal(home.as_fd());
         }
         if let Ok(plain) = plain {
             add(plain.as_fd());
@@ -129,19 +129,19 @@ impl CacheStore {
     ///
     /// # Errors
     /// Where they cannot be removed.
-    pub fn clear(&self, key: &str) -> Result<Cleared, CacheStoreError> {
+    pub fn clear(&self, key: &str) -> Result<ClearResult, CacheStoreError> {
         let failed = |errno| error("clear", key, errno);
-        let home = match hold_home(self.place.as_fd(), key) {
-            Err(Errno::NOENT) => return Ok(Cleared::Removed),
+        let home = match open_home_path(self.place.as_fd(), key) {
+            Err(Errno::NOENT) => return Ok(ClearResult::Removed),
             other => other.map_err(failed)?,
         };
-        let Some(_held) = lock(home.as_fd()).map_err(failed)? else { return Ok(Cleared::Used) };
+        let Some(_held) = lock(home.as_fd()).map_err(failed)? else { return Ok(ClearResult::Used) };
         // Whoever comes now makes a new one.
         let aside = format!("{LEAVING}{key}");
         remove_tree(self.place.as_fd(), aside.as_bytes()).map_err(|_| failed(Errno::BUSY))?;
         renameat(&self.place, key, &self.place, aside.as_str()).map_err(failed)?;
         remove_tree(self.place.as_fd(), aside.as_bytes()).map_err(|_| failed(Errno::BUSY))?;
-        Ok(Cleared::Removed)
+        Ok(ClearResult::Removed)
     }
 
     /// Removes the caches of workspaces that are gone, and then those that were used
@@ -157,7 +157,7 @@ impl CacheStore {
         let mut removed = Vec::new();
         let (gone, others): (Vec<_>, Vec<_>) = all.into_iter().rev().partition(|caches| caches.is_gone);
         for caches in gone.into_iter().chain(others) {
-            if (caches.is_gone || left > limit_bytes) && self.clear(&caches.key)? == Cleared::Removed {
+            if (caches.is_gone || left > limit_bytes) && self.clear(&caches.key)? == ClearResult::Removed {
                 left = left.saturating_sub(caches.bytes());
                 removed.push(caches);
             }

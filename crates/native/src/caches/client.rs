@@ -1,4 +1,4 @@
-//! Layers that the holder of a workspace lends to a run; and how a holder is started.
+//! Client of the layer server: requests layers, and starts the server if none runs.
 
 use std::ffi::OsString;
 use std::io;
@@ -15,65 +15,70 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use stockade_sys::socket::demand_own;
 use stockade_sys::{Errno, passing};
 
-use super::holder::{LAST, OVER, Wanted};
 use super::open_file;
+use super::server::{LAST, LayerRequest, RELEASED};
 
-/// The socket of a holder, in the directory of its workspace. A program of another version is
-/// not asked: it may understand something else, or lend what this one would not.
+/// The socket of the layer server, in the directory of its workspace. The name has the version:
+/// a server of another version may use another protocol or other rules.
 const SOCKET: &str = concat!("holder-", env!("CARGO_PKG_VERSION"));
-/// The file that is locked by who starts one.
+/// Lock file that serialises the start of a server.
 const STARTING: &str = "holder.lock";
 
-/// How long a holder may take to answer, which may have to mount, and how long whoever
-/// starts one is waited for. After that the run mounts for itself.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
-const AGAIN: Duration = Duration::from_millis(1);
-/// Who waits until the holder accepts them.
+/// Time-out for an answer, which includes mounting, and for the start of a server by another
+/// run. After it the run mounts layers of its own.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+const RETRY_DELAY: Duration = Duration::from_millis(1);
+/// Connections that wait for `accept`.
 const BACKLOG: i32 = 64;
-/// What it is called in lists of processes: its program may be a link to itself.
+/// Name in lists of processes: the path of the program may be `/proc/self/exe`.
 const NAME: &str = "stockade";
 
-/// How a process that holds layers is started: this program, with these arguments and the
-/// path of a workspace's directory, calls [`hold_layers`](super::hold_layers).
+/// How to start a layer server: this program, with these arguments and the path of a workspace's
+/// directory, calls [`serve_layers`](super::serve_layers).
 #[derive(Clone, Debug)]
-pub struct HolderProgram {
-    /// The program.
+pub struct LayerServerProgram {
+    /// Path of the program.
     pub program: PathBuf,
-    /// What stands before the path.
+    /// Arguments before the path.
     pub arguments: Vec<OsString>,
 }
 
-/// Layers that are asked for and then lent, as long as this is there.
+/// Layers that the server lends to this run, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Loan {
-    /// The holder stays as long as it is open.
+pub(super) struct BorrowedLayers {
+    /// Connection to the server, which does not exit while it is open.
     line: OwnedFd,
-    /// How many layers were asked for.
+    /// Number of requested layers.
     count: usize,
-    /// Of the set, which nobody else may use meanwhile.
+    /// Lock of the set.
     lock: Option<OwnedFd>,
 }
 
-impl HolderProgram {
-    /// Asks for layers of the workspace that has the directory `home`, at this path.
-    pub(super) fn ask(&self, home: BorrowedFd<'_>, path: &Path, wanted: &[Wanted]) -> io::Result<Loan> {
+impl LayerServerProgram {
+    /// Requests layers of the workspace with the directory `home`, which is at `path`.
+    pub(super) fn ask(
+        &self,
+        home: BorrowedFd<'_>,
+        path: &Path,
+        requests: &[LayerRequest],
+    ) -> io::Result<BorrowedLayers> {
         let line = match reach(home) {
             Ok(line) => line,
             Err(_) => self.start_alone(home, path)?,
         };
-        passing::send(line.as_fd(), &serde_json::to_vec(wanted)?, &[])?;
-        Ok(Loan { line, count: wanted.len(), lock: None })
+        passing::send(line.as_fd(), &serde_json::to_vec(requests)?, &[])?;
+        Ok(BorrowedLayers { line, count: requests.len(), lock: None })
     }
 
-    /// Starts a holder, unless somebody else just did.
+    /// Starts a server, unless another run has just started one.
     fn start_alone(&self, home: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
         let starting = open_file(home, STARTING)?;
-        let until = Instant::now() + ANSWERS_WITHIN;
+        let until = Instant::now() + ANSWER_TIMEOUT;
         while let Err(errno) = flock(&starting, FlockOperation::NonBlockingLockExclusive) {
             if errno != Errno::WOULDBLOCK || Instant::now() >= until {
                 return Err(errno.into());
             }
-            thread::sleep(AGAIN);
+            thread::sleep(RETRY_DELAY);
         }
         reach(home).or_else(|_| {
             self.start(listen_in(home)?, path)?;
@@ -93,7 +98,7 @@ impl HolderProgram {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        // Whoever started it is its parent, and has to take its end.
+        // The parent must reap it.
         thread::Builder::new().name("holder-end".to_owned()).spawn(move || drop(holder.wait())).map(drop)
     }
 }
@@ -102,7 +107,7 @@ fn socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// Reached through a descriptor: the name of a socket has 108 bytes at most (unix(7)).
+/// Address through a descriptor, because the name of a socket has 108 bytes at most (unix(7)).
 fn address(home: BorrowedFd<'_>) -> Result<SocketAddrUnix, Errno> {
     use std::os::fd::AsRawFd;
     SocketAddrUnix::new(format!("/proc/self/fd/{}/{SOCKET}", home.as_raw_fd()))
@@ -111,14 +116,14 @@ fn address(home: BorrowedFd<'_>) -> Result<SocketAddrUnix, Errno> {
 fn reach(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let line = socket()?;
     for which in [Timeout::Recv, Timeout::Send] {
-        set_socket_timeout(&line, which, Some(ANSWERS_WITHIN))?;
+        set_socket_timeout(&line, which, Some(ANSWER_TIMEOUT))?;
     }
     connect(&line, &address(home)?)?;
     demand_own(&line).map_err(|_| Errno::PERM)?;
     Ok(line)
 }
 
-/// The socket of a holder that does not run yet: who connects waits for it.
+/// Listening socket for a server that does not run yet; clients can already connect.
 fn listen_in(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     match unlinkat(home, SOCKET, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => {}
@@ -130,23 +135,23 @@ fn listen_in(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     Ok(listener)
 }
 
-impl Loan {
-    /// Tells the holder that nothing is left that looks into a layer but this init.
+impl BorrowedLayers {
+    /// Reports the end of the run. Its mounts go when `init` has exited.
     pub(super) fn end(&self, init: BorrowedFd<'_>) {
-        let _ = passing::send(self.line.as_fd(), &[OVER], &[init]);
+        let _ = passing::send(self.line.as_fd(), &[RELEASED], &[init]);
     }
 
-    /// Waits for the layers, in the order of the request.
+    /// Receives the layers, in the order of the request.
     ///
     /// # Errors
-    /// Where not all of them come in time.
+    /// If not all layers arrive in time.
     pub(super) fn receive(&mut self) -> io::Result<Vec<OwnedFd>> {
-        let until = Instant::now() + ANSWERS_WITHIN;
+        let until = Instant::now() + ANSWER_TIMEOUT;
         let mut trees = Vec::new();
         loop {
-            // Whoever answers could else go on for ever.
+            // Limits the sum of all answers.
             let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
-            set_socket_timeout(&self.line, Timeout::Recv, Some(left.max(AGAIN)))?;
+            set_socket_timeout(&self.line, Timeout::Recv, Some(left.max(RETRY_DELAY)))?;
             let mut kind = [0];
             let received = passing::receive(self.line.as_fd(), &mut kind, true)?;
             let mut descriptors = received.descriptors.into_iter().flatten();
