@@ -295,7 +295,7 @@ fn a_grant_for_a_program_of_the_host_is_not_for_that_of_a_layer() {
         let tool = tool.display().to_string();
         world.file("home/.config/stockade/config.toml", &format!("[profiles.workspace.exec]\nask = [\"{tool}\"]\n"));
         let grant = format!("exec {tool}");
-        world.passes(&[], &["sh", "-c", &format!("printf '#!/bin/sh\\necho layer\\n' > {tool}")]);
+        world.passes(&[], &["sh", "-c", "cd ~/.npm && printf '#!/bin/sh\\necho layer\\n' > tool"]);
         let output = world.run(&world.stockade(&["--grant", &grant], &["sh", "-c", "~/.npm/tool"]));
         assert!(!output.stdout.contains("layer"), "{}\n{}", output.stdout, output.stderr);
         assert_ne!(output.ended, Ended::Code(0));

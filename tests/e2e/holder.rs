@@ -221,6 +221,50 @@ fn a_run_that_was_killed_leaves_no_old_name() {
     });
 }
 
+/// Passes a directory and its mount namespace along in sockets that nobody reads, each in the
+/// queue of the next: the kernel closes them one after the other, long after the end of the run.
+const CHAIN: &str = r#"
+import array, os, socket, sys
+fds = [os.open(name, os.O_RDONLY) for name in sys.argv[1:]]
+for _ in range(400):
+    left, right = socket.socketpair()
+    right.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+    right.close()
+    for fd in fds:
+        os.close(fd)
+    fds = [left.detach()]
+left, right = socket.socketpair()
+right.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds + [left.fileno()]))])
+for fd in fds + [right.detach(), left.detach()]:
+    os.close(fd)
+"#;
+
+/// A run can keep names in use past its end. The next one is not lent a layer that has them.
+#[test]
+fn a_name_in_use_past_the_end_of_its_run_shows_nothing() {
+    each_user(|world| {
+        furnish(world);
+        let home = world.home();
+        world.dir("home/.ssh");
+        world.dir("home/.npm/kept");
+        world.file("ws/chain.py", CHAIN);
+        let chain = "cat ~/.cargo/credentials.toml; python3 chain.py ~/.npm/kept /proc/self/ns/mnt";
+        passes(world, &format!("{chain} || true"));
+        // A directory moves to where it is hidden, and what was hidden moves away.
+        fs::rename(home.join(".npm/kept"), home.join(".ssh/kept")).unwrap();
+        world.file("home/.ssh/kept/token", "secret");
+        fs::rename(home.join(".cargo/credentials.toml"), home.join(".ssh/moved")).unwrap();
+        let read = "cat ~/.npm/kept/token ~/.cargo/credentials.toml ~/.ssh/moved 2>&1 || true";
+        for _ in 0..3 {
+            let begun = Instant::now();
+            assert!(!passes(world, read).contains("secret"));
+            assert!(begun.elapsed() < SOON);
+        }
+        // Control: a run that begins before the move sees what it had, where it has a name.
+        passes(world, "mkdir -p ~/.npm/own && echo mine > ~/.npm/own/file && cat ~/.npm/own/file");
+    });
+}
+
 /// The same of what is hidden, where another run uses the name: its cover lies on it.
 #[test]
 fn what_was_hidden_stays_so_under_its_old_name() {

@@ -185,32 +185,19 @@ impl Search<'_> {
     fn started_by_unknown(&mut self, words: &[&[u8]], runs_named: bool) {
         let names = |word: &[u8]| name_of(&RawText::from(word)).is_some_and(|name| runs_others(&name).is_some());
         let all = runs_named || words.iter().any(|word| names(word));
-        let pieces = words.iter().flat_map(|word| word.split(|byte| BORDERS.contains(byte)));
         let mut seen = 0;
-        for piece in pieces.filter(|piece| !piece.is_empty()) {
+        for piece in words.iter().copied().flat_map(pieces_of) {
             seen += 1;
             if seen > MAX_WORDS {
                 self.is_whole = false;
                 break;
             }
-            for path in self.paths_in(piece) {
+            for path in paths_in(piece, self.cwd) {
                 if self.look_at(&path).is_some_and(|file| file.is_file() && (all || file.mode() & 0o111 != 0)) {
                     self.bind(path);
                 }
             }
         }
-    }
-
-    /// The files that a piece of a word may name: itself, what is attached to an option as
-    /// in `-fFILE`, and what stands behind a mark as in `+!FILE` or `@FILE`.
-    fn paths_in(&self, piece: &[u8]) -> BTreeSet<PathBuf> {
-        let attached = piece.strip_prefix(b"-").and_then(|option| option.get(1..)).unwrap_or_default();
-        let marks = piece.iter().take_while(|byte| b"+!@".contains(byte)).count();
-        [piece, attached, &piece[marks..]]
-            .into_iter()
-            .filter(|name| !name.is_empty())
-            .map(|name| self.cwd.join(RawText::from(name).as_path()))
-            .collect()
     }
 
     /// Binds every file that is named among the words. Where `needs_code`, it must be in
@@ -225,10 +212,10 @@ impl Search<'_> {
                 false => word.iter().any(|byte| b" \t\n();".contains(byte)),
             };
             dynamic |= word.iter().any(|byte| DYNAMIC.contains(byte));
-            for piece in word.split(|byte| BORDERS.contains(byte)).filter(|piece| !piece.is_empty()) {
+            for piece in pieces_of(word) {
                 seen += 1;
                 moved |= MOVES.contains(&piece);
-                for path in self.paths_in(piece) {
+                for path in paths_in(piece, self.cwd) {
                     if self.look_at(&path).is_some_and(|file| file.is_file()) {
                         found_code = true;
                         self.bind(path);
@@ -238,6 +225,36 @@ impl Search<'_> {
         }
         self.is_whole &= seen <= MAX_WORDS && !(runs_files && (moved || dynamic)) && (found_code || !needs_code);
     }
+}
+
+/// The pieces of a word that may name files.
+fn pieces_of(word: &[u8]) -> impl Iterator<Item = &[u8]> {
+    word.split(|byte| BORDERS.contains(byte)).filter(|piece| !piece.is_empty())
+}
+
+/// The files that a piece of a word may name: itself, what is attached to an option as
+/// in `-fFILE`, and what stands behind a mark as in `+!FILE` or `@FILE`.
+fn paths_in(piece: &[u8], cwd: &Path) -> BTreeSet<PathBuf> {
+    let attached = piece.strip_prefix(b"-").and_then(|option| option.get(1..)).unwrap_or_default();
+    let marks = piece.iter().take_while(|byte| b"+!@".contains(byte)).count();
+    [piece, attached, &piece[marks..]]
+        .into_iter()
+        .filter(|name| !name.is_empty())
+        .map(|name| cwd.join(RawText::from(name).as_path()))
+        .collect()
+}
+
+/// The canonical paths of the files that the words of a command name: all files that an approval
+/// may be bound to, and those in lists with colons. Paths that `served` holds are not looked at.
+pub fn files_named<'w>(words: impl Iterator<Item = &'w [u8]>, cwd: &Path, served: &Served) -> BTreeSet<PathBuf> {
+    let listed = |piece: &'w [u8]| {
+        let parts = piece.split(|byte| *byte == b':').filter(move |part| !part.is_empty() && part.len() < piece.len());
+        std::iter::once(piece).chain(parts)
+    };
+    let pieces = words.flat_map(pieces_of).flat_map(listed);
+    let paths = pieces.take(MAX_WORDS).flat_map(|piece| paths_in(piece, cwd));
+    let is_file = |path: &PathBuf| !served.holds(path) && fs::metadata(path).is_ok_and(|found| found.is_file());
+    paths.filter(is_file).filter_map(|path| path.canonicalize().ok()).collect()
 }
 
 /// The last part of a program's name.

@@ -30,7 +30,7 @@ pub use backend::{
 };
 pub use driver::Engine;
 pub use exit::exit_code;
-pub use identity::workspace_identity;
+pub use identity::{files_named, workspace_identity};
 pub use interrupts::{Interrupter, Interrupts, interrupts};
 pub use reviewer::{ReviewReply, ReviewRequest, Reviewer};
 pub use sandbox::{

@@ -28,9 +28,10 @@ impl Served {
         Self(points.map(|(point, _)| point).collect())
     }
 
-    /// Whether the way to `path`, an absolute one, leads there. Nothing there is looked at.
+    /// Returns whether the way to `path`, an absolute one, leads there, or into a process, which
+    /// may have other mounts. Nothing there is looked at.
     pub fn holds(&self, path: &Path) -> bool {
-        !self.0.is_empty() && self.leads_to(path, &mut { MAX_LINKS })
+        self.leads_to(path, &mut { MAX_LINKS })
     }
 
     fn leads_to(&self, path: &Path, links: &mut usize) -> bool {
@@ -42,7 +43,7 @@ impl Served {
                 Component::ParentDir => drop(at.pop()),
                 Component::RootDir | Component::CurDir | Component::Prefix(_) => continue,
             }
-            if self.0.contains(&at) {
+            if self.0.contains(&at) || is_of_process(&at) {
                 return true;
             }
             if let Ok(target) = fs::read_link(&at) {
@@ -54,6 +55,11 @@ impl Served {
         }
         false
     }
+}
+
+/// Returns whether `path` is the root or working directory of a process, as procfs links it.
+fn is_of_process(path: &Path) -> bool {
+    path.starts_with("/proc") && path.file_name().is_some_and(|name| name == "root" || name == "cwd")
 }
 
 #[cfg(test)]
@@ -80,6 +86,7 @@ mod tests {
         ] {
             assert_eq!(served.holds(&root.join(path)), holds, "{path}");
         }
-        assert!(!Served(Vec::new()).holds(&root.join("loop")));
+        assert!(Served(Vec::new()).holds(Path::new("/proc/self/root/etc/passwd")));
+        assert!(!Served(Vec::new()).holds(&root.join("other")));
     }
 }

@@ -192,10 +192,14 @@ impl Service {
         {
             return Ok(simple(false, "core.worktree, which names a directory that is not this module's"));
         }
+        let may_fetch = |place: &[u8]| match file {
+            SettingsFile::Repository => self.may_fetch(place),
+            SettingsFile::Modules => self.may_name_module(place),
+        };
         let before = Before {
             first: &first,
             now,
-            may_fetch: &|place| self.may_fetch(place),
+            may_fetch: &may_fetch,
             is_own: self.first_settings.are_own(new, &first),
             has_work_trees: self.has_work_trees(parent(&path)),
         };

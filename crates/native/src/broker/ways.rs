@@ -166,6 +166,16 @@ impl Service {
         ENDS.iter().all(|end| self.may_fetch_from(views, &[place, end].concat(), end.is_empty()))
     }
 
+    /// Returns whether `.gitmodules` may name the place: as [`may_fetch`](Self::may_fetch), and if
+    /// nothing is there. Git takes a relative address from that of the repository's remote, so the
+    /// place is mostly a guess, and the file is shown in every review.
+    pub(super) fn may_name_module(&self, place: &[u8]) -> bool {
+        let Some(first) = &self.first else { return false };
+        let view = View::new(first.root.as_fd());
+        let is_absent = |end: &&[u8]| view.there(&[place, *end].concat()) == There::Nothing;
+        self.may_fetch(place) || (self.powers.hides(place).is_none() && ENDS.iter().all(|end| is_absent(&&end[..])))
+    }
+
     /// The same of one path at which git looks. `is_said` tells that it is the address itself.
     fn may_fetch_from(&self, (own, host): (View<'_>, View<'_>), path: &[u8], is_said: bool) -> bool {
         let Some(end) = self.readable_end((own, host), path) else { return false };

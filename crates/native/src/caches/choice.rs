@@ -1,20 +1,19 @@
 //! Which caches of a plan are layers, and how each is. Looks at the host's directories,
 //! changes nothing.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, lstat, openat2, stat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, lstat, openat2};
 use rustix::process::geteuid;
+use stockade_engine::files_named;
 use stockade_engine::mountinfo::{self, Served};
-use stockade_model::{CacheSharing, Level, Plan, ToolCache};
+use stockade_model::{CacheSharing, Level, Plan, RawText, ToolCache};
 use stockade_sys::Errno;
-
-/// Words of a command that are looked at.
-const MAX_WORDS: usize = 256;
 
 /// Bytes of a directory that are read at a time.
 const LISTING_BUFFER_BYTES: usize = 4096;
@@ -52,8 +51,9 @@ pub(super) struct MergedCache {
 /// what of the plan's hidden paths is there, without links.
 pub(super) fn choose_modes<'p>(plan: &'p Plan, overlays: bool, hidden: &[PathBuf]) -> Vec<(&'p ToolCache, CacheMode)> {
     let mounted = mountinfo::read().unwrap_or_default();
+    let (words, cwd) = (plan.argv.iter().map(RawText::as_bytes), plan.cwd.as_path());
     let context = CacheContext {
-        files: files_of(plan, &Served::of(&mounted, plan.cwd.as_path())),
+        files: files_named(words, cwd, &Served::of(&mounted, cwd)),
         mounts: mountinfo::mounts(&mounted).map(|(point, _)| point).collect(),
         hidden: HiddenPaths::of(plan, hidden),
         plan,
@@ -69,8 +69,8 @@ pub(super) fn choose_modes<'p>(plan: &'p Plan, overlays: bool, hidden: &[PathBuf
 struct CacheContext<'p> {
     plan: &'p Plan,
     /// Files that words of the command name.
-    files: Vec<PathBuf>,
-    /// Where something is mounted.
+    files: BTreeSet<PathBuf>,
+    /// Mount points. Those in a cache would be missing in its overlay.
     mounts: Vec<PathBuf>,
     hidden: HiddenPaths<'p>,
     /// Whose caches they are.
@@ -92,7 +92,7 @@ impl CacheContext<'_> {
             && self.plan.level == Level::Full
             && cache.sharing == CacheSharing::Merged
             && !self.hidden.has_data(cache, real)
-            && !self.has_mounts(cache, real)
+            && !self.mounts.iter().any(|point| point != real && point.starts_with(real))
         {
             let shown = if cache.data.is_empty() { Vec::new() } else { other_directories(cache, (real, own))? };
             let (identity, mode) = ((own.stat.st_dev, own.stat.st_ino), own.stat.st_mode & 0o777 | 0o700);
@@ -108,43 +108,20 @@ impl CacheContext<'_> {
         let files: Vec<PathBuf> = files.collect();
         (!files.is_empty()).then_some(CacheMode::ReadOnly(files))
     }
-
-    /// Whether another filesystem lies in the data, which an overlay would not show.
-    fn has_mounts(&self, cache: &ToolCache, real: &Path) -> bool {
-        self.mounts.iter().any(|point| point != real && is_data(cache, real, point))
-    }
 }
 
 /// Whether the plan itself speaks of the directory: it is, holds or lies in what the run
 /// works in or may write.
-fn is_of_the_plan((plan, files): (&Plan, &[PathBuf]), cache: &ToolCache, real: &Path) -> bool {
+fn is_of_the_plan((plan, files): (&Plan, &BTreeSet<PathBuf>), cache: &ToolCache, real: &Path) -> bool {
     // A script that was agreed to is the host's.
     if files.iter().any(|file| is_data(cache, real, file)) {
         return true;
     }
     let own = [&plan.workspace, &plan.cwd].into_iter().chain(&plan.profile.filesystem.write);
-    own.map(stockade_model::RawText::as_path).any(|own| {
+    own.map(RawText::as_path).any(|own| {
         let is_beside_data = || cache.data.iter().all(|name| !own.starts_with(real.join(name)));
         real.starts_with(own) || own.starts_with(real) && (cache.data.is_empty() || !is_beside_data())
     })
-}
-
-/// The files that words of the command name, by whatever path: as they are, behind an option of
-/// one letter, or behind `=`. What is no file on the host was not looked at by whoever agreed,
-/// and neither was what lies where a look may wait without an end.
-fn files_of(plan: &Plan, served: &Served) -> Vec<PathBuf> {
-    let words = plan.argv.iter().take(MAX_WORDS).map(|word| word.as_bytes());
-    let parts = words.flat_map(|word| {
-        let behind_sign = word.iter().position(|byte| *byte == b'=').and_then(|at| word.get(at + 1..));
-        let behind_letter = word.strip_prefix(b"-").and_then(|rest| rest.get(1..));
-        [Some(word), behind_sign, behind_letter].into_iter().flatten()
-    });
-    let named = parts.filter(|part| part.contains(&b'/') || !part.starts_with(b"-"));
-    let placed = named.map(|part| plan.cwd.as_path().join(OsStr::from_bytes(part)));
-    let is_file = |path: &PathBuf| {
-        !served.holds(path) && stat(path).is_ok_and(|found| FileType::from_raw_mode(found.st_mode).is_file())
-    };
-    placed.filter(is_file).filter_map(|path| path.canonicalize().ok()).collect()
 }
 
 /// What the plan hides. There are hundreds, and to compare paths part by part takes longer
@@ -159,7 +136,7 @@ struct HiddenPaths<'p> {
 
 impl<'p> HiddenPaths<'p> {
     fn of(plan: &'p Plan, there: &'p [PathBuf]) -> Self {
-        let all = plan.profile.filesystem.hide.iter().map(stockade_model::RawText::as_path);
+        let all = plan.profile.filesystem.hide.iter().map(RawText::as_path);
         let (plain, others): (Vec<_>, _) = all.partition(|path| is_plain(path));
         let mut plain: Vec<&[u8]> = plain.into_iter().map(|path| path.as_os_str().as_bytes()).collect();
         plain.sort_unstable();
@@ -385,7 +362,17 @@ mod tests {
         std::os::unix::fs::symlink("../tool/script", context.at("work/link").as_path()).unwrap();
         let script = context.at("tool/script");
         let script = script.as_path().display();
-        for word in [&format!("{script}"), "../tool/script", "link", "-f../tool/script", &format!("--file={script}")] {
+        for word in [
+            &format!("{script}"),
+            "../tool/script",
+            "link",
+            "-f../tool/script",
+            &format!("--file={script}"),
+            "@../tool/script",
+            "x=y=link",
+            "-cp:link",
+            "a:../tool/script:b",
+        ] {
             context.plan.argv = vec![RawText::from("make"), RawText::from(word)];
             context.check("rich: merged, 1 shown");
         }

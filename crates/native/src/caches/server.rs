@@ -16,7 +16,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, fstat, openat2};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, fstat, openat2, unlinkat};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::setsid;
@@ -47,9 +47,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval between two checks that the directory of the workspace still exists.
 const DIRECTORY_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Delay between the last run and the refresh of its layers. Without a delay the refresh would
+/// Delay between the last run and the new mounts of its layers. Without a delay these would
 /// take the processor from the run that is about to exit.
-const REFRESH_DELAY: Duration = Duration::from_millis(5);
+const REMOUNT_DELAY: Duration = Duration::from_millis(2);
 
 /// Time-out for the request of a client that has connected.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(500);
@@ -66,7 +66,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_millis(200);
 const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Request for one layer.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct LayerRequest {
     /// The tool, which names the directory of the layer.
     pub(super) tool: String,
@@ -190,44 +190,35 @@ struct LayerServer {
 
 /// A layer that is mounted.
 struct MountedLayer {
-    identity: (u64, u64),
-    /// Paths hidden from the runs that use it.
-    hidden: Vec<(RawText, (u64, u64))>,
+    /// The latest request for it.
+    request: LayerRequest,
     /// Name of its mount point.
     name: CString,
     tree: OwnedFd,
-    /// Whether the kernel has cached no name of it since the last refresh.
-    is_fresh: bool,
+    /// Whether a run has used it. The kernel has cached names of it then, and a process outside
+    /// the run may have been passed a descriptor that keeps them.
+    is_used: bool,
 }
 
 impl MountedLayer {
-    /// Prepares the layer for a run as if it were mounted now: names are looked up again, and
-    /// directories that a run replaced or closed are repaired. Returns whether that succeeded.
+    /// Prepares the layer for one more run while others use it: names that are not in use are
+    /// looked up again.
     ///
     /// # Errors
-    /// `ESTALE` if other runs use the layer with other hidden paths. The kernel keeps a cached
-    /// name while it is in use, also by the mount that covers a hidden path; such a name could
-    /// show a file that is hidden now.
-    fn prepare(&mut self, request: &LayerRequest, is_shared: bool) -> Result<bool, Errno> {
-        if is_shared && self.hidden != request.hidden {
+    /// `ESTALE` if other paths are hidden from the other runs. The kernel keeps a cached name
+    /// while it is in use, also by the mount that covers a hidden path; such a name could show a
+    /// file that is hidden now.
+    fn prepare_shared(&self, request: &LayerRequest) -> Result<(), Errno> {
+        if self.request.identity != request.identity || self.request.hidden != request.hidden {
             return Err(Errno::STALE);
         }
-        self.hidden.clone_from(&request.hidden);
-        Ok(self.refresh().and_then(|()| repair(self.tree.as_fd(), &request.directories)).is_ok())
-    }
-
-    /// Drops the cached names, so that the layer shows what the host has.
-    fn refresh(&mut self) -> Result<(), Errno> {
-        if !self.is_fresh {
-            mount::forget_names(self.tree.as_fd())?;
-            self.is_fresh = true;
-        }
-        Ok(())
+        mount::forget_names(self.tree.as_fd())
     }
 
     /// Copies of the mount stay.
     fn unmount(self, shelf: BorrowedFd<'_>) {
         let _ = mount::detach_at(shelf, &self.name);
+        let _ = unlinkat(shelf, &self.name, AtFlags::REMOVEDIR);
     }
 }
 
@@ -243,7 +234,8 @@ impl LayerServer {
             // finds the server.
             let is_kept = (self.set.number == 0 && !self.has_unknown_clients) || self.held.is_empty();
             let stays = if is_kept { IDLE_TIMEOUT } else { Duration::ZERO };
-            if used.elapsed() >= stays || fstat(&self.home)?.st_nlink == 0 {
+            let is_idle = self.clients.is_empty() && used.elapsed() >= stays;
+            if is_idle || fstat(&self.home)?.st_nlink == 0 {
                 return Ok(());
             }
             self.wait()?;
@@ -254,14 +246,13 @@ impl LayerServer {
     fn wait(&mut self) -> Result<(), Errno> {
         let mut watched = vec![PollFd::new(&self.listener, PollFlags::IN)];
         watched.extend(self.clients.iter().map(|run| PollFd::new(&run.end, PollFlags::IN)));
-        let is_due =
-            self.clients.is_empty() && !self.has_unknown_clients && self.held.values().any(|held| !held.is_fresh);
-        let timeout = Timespec::try_from(if is_due { REFRESH_DELAY } else { DIRECTORY_CHECK_INTERVAL })
+        let is_due = self.clients.is_empty() && self.held.values().any(|layer| layer.is_used);
+        let timeout = Timespec::try_from(if is_due { REMOUNT_DELAY } else { DIRECTORY_CHECK_INTERVAL })
             .map_err(|_| Errno::INVAL)?;
         match poll(&mut watched, Some(&timeout)) {
             Ok(0) if is_due => {
-                // On an error the server exits, and the next one mounts the layers again.
-                return self.held.values_mut().try_for_each(MountedLayer::refresh);
+                self.remount_used();
+                return Ok(());
             }
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
@@ -291,16 +282,15 @@ impl LayerServer {
         }
     }
 
-    /// Waits for the mounts of runs that have ended. Returns whether other runs use layers.
-    fn await_ended_clients(&mut self) -> Result<bool, Errno> {
-        let until = Instant::now() + BUSY_TIMEOUT;
+    /// Waits for the mounts of runs that have ended, unless other runs use layers.
+    fn await_ended_clients(&mut self, deadline: Instant) -> Result<(), Errno> {
         while self.clients.iter().all(|run| run.has_ended)
             && let Some(run) = self.clients.first()
-            && readable_before(&[run.end.as_fd()], until)?
+            && readable_before(&[run.end.as_fd()], deadline)?
         {
             self.clients.swap_remove(0);
         }
-        Ok(self.has_unknown_clients || !self.clients.is_empty())
+        Ok(())
     }
 
     fn answer(&mut self, run: BorrowedFd<'_>) -> io::Result<()> {
@@ -313,9 +303,12 @@ impl LayerServer {
         }
         let mut text = vec![0; MAX_REQUEST_BYTES];
         let length = passing::receive(run, &mut text, false)?.length;
-        let request: Vec<LayerRequest> = serde_json::from_slice(text.get(..length).unwrap_or_default())?;
+        let requests: Vec<LayerRequest> = serde_json::from_slice(text.get(..length).unwrap_or_default())?;
         // All or none: without layers a run mounts a set of its own.
-        let copies = request.iter().take(MAX_MERGED).map(|one| self.copy_layer(one)).collect::<Result<Vec<_>, _>>()?;
+        let deadline = Instant::now() + BUSY_TIMEOUT;
+        self.await_ended_clients(deadline)?;
+        let requests = requests.into_iter().take(MAX_MERGED);
+        let copies = requests.map(|request| self.copy_layer(request, deadline)).collect::<Result<Vec<_>, _>>()?;
         // The client gets a copy of the lock, which stays held as long as a layer is in use.
         let lock = self.set.lock.as_fd();
         let mut rest = copies.chunks(passing::MAX_DESCRIPTORS - 1).peekable();
@@ -336,33 +329,42 @@ impl LayerServer {
     }
 
     /// Copies the mount of a layer; mounts the layer first if needed.
-    fn copy_layer(&mut self, request: &LayerRequest) -> Result<OwnedFd, Errno> {
-        let differs = |held: &MountedLayer| held.identity != request.identity || held.hidden != request.hidden;
-        let is_shared = match self.held.get(&request.tool) {
-            Some(held) if differs(held) => self.await_ended_clients()?,
-            _ => self.has_unknown_clients || !self.clients.is_empty(),
-        };
-        let is_fit = match self.held.get_mut(&request.tool) {
-            Some(held) if held.identity == request.identity => held.prepare(request, is_shared)?,
-            _ => false,
-        };
-        if !is_fit {
-            // The upper directory is in use as long as any copy of the mount.
-            if is_shared && self.held.contains_key(&request.tool) {
-                return Err(Errno::BUSY);
-            }
-            if let Some(before) = self.held.remove(&request.tool) {
-                before.unmount(self.shelf.as_fd());
-            }
-            let held = self.mount(request)?;
-            self.held.insert(request.tool.clone(), held);
+    fn copy_layer(&mut self, request: LayerRequest, deadline: Instant) -> Result<OwnedFd, Errno> {
+        let tool = request.tool.clone();
+        let is_shared = self.clients.iter().any(|client| !client.has_ended);
+        match self.held.get(&tool) {
+            Some(layer) if layer.is_used && is_shared => layer.prepare_shared(&request)?,
+            Some(layer) if !layer.is_used && layer.request.identity == request.identity => {}
+            _ => self.remount(request.clone(), deadline)?,
         }
-        let held = self.held.get_mut(&request.tool).ok_or(Errno::NOENT)?;
-        held.is_fresh = false;
-        mount::copy_tree(held.tree.as_fd(), c"")
+        let layer = self.held.get_mut(&tool).ok_or(Errno::NOENT)?;
+        repair(layer.tree.as_fd(), &request.directories)?;
+        layer.request = request;
+        layer.is_used = true;
+        mount::copy_tree(layer.tree.as_fd(), c"")
     }
 
-    fn mount(&mut self, request: &LayerRequest) -> Result<MountedLayer, Errno> {
+    /// Mounts a layer again, with nothing that the kernel has cached for an earlier run. The
+    /// kernel refuses that (EBUSY) while anything of the earlier mount is in use.
+    fn remount(&mut self, request: LayerRequest, deadline: Instant) -> Result<(), Errno> {
+        if let Some(before) = self.held.remove(&request.tool) {
+            before.unmount(self.shelf.as_fd());
+        }
+        let layer = self.mount(request, deadline)?;
+        self.held.insert(layer.request.tool.clone(), layer);
+        Ok(())
+    }
+
+    /// Mounts the layers again that runs have used, so that the next run need not wait.
+    fn remount_used(&mut self) {
+        let used = self.held.values().filter(|layer| layer.is_used).map(|layer| layer.request.clone());
+        for request in used.collect::<Vec<_>>() {
+            // On an error the next request mounts it.
+            let _ = self.remount(request, Instant::now());
+        }
+    }
+
+    fn mount(&mut self, request: LayerRequest, deadline: Instant) -> Result<MountedLayer, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let lower = openat2(CWD, request.directory.as_path(), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
         let found = fstat(&lower)?;
@@ -373,14 +375,13 @@ impl LayerServer {
         let places = (places.upper.as_fd(), places.work.as_fd());
         self.mounted += 1;
         let name = CString::new(self.mounted.to_string()).map_err(|_| Errno::INVAL)?;
-        let until = Instant::now() + BUSY_TIMEOUT;
         let tree = loop {
             match shelve(self.shelf.as_fd(), &name, lower.as_fd(), places) {
-                Err(Errno::BUSY) if Instant::now() < until => std::thread::sleep(BUSY_POLL_INTERVAL),
+                Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(BUSY_POLL_INTERVAL),
                 other => break other?,
             }
         };
-        Ok(MountedLayer { identity: request.identity, hidden: request.hidden.clone(), name, tree, is_fresh: true })
+        Ok(MountedLayer { request, name, tree, is_used: false })
     }
 }
 

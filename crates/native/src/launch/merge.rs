@@ -16,9 +16,10 @@ use super::layout::{Attachment, Merged, Nature, Overlay, Spot};
 use super::message::Message;
 use super::step::{Site, Step, open_plain, verify};
 
-/// How often an upper directory that is still mounted is tried again, and how long after: soon
-/// at first, and then for some seconds, which a busy machine may need.
-const BUSY_RETRIES: u32 = 1_000;
+/// Most retries for upper directories that are still mounted, and the delays: 0.1 s of short
+/// delays, then 3 s of long ones for a busy machine. All layers of a run share them, because the
+/// sandbox must be ready within 10 s.
+const BUSY_RETRIES: u32 = 600;
 const SOON_RETRIES: u32 = 400;
 const SOON_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000 };
 const LATER_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
@@ -35,7 +36,8 @@ pub(super) fn merge_steps(attachments: &[Attachment]) -> impl Iterator<Item = St
 /// Makes an overlay that is attached later. Where there can be none now, the directory stays
 /// as the root shows it, read-only.
 pub(super) fn merge(site: &mut Site<'_>, index: usize, lower: &Spot, overlay: &Overlay) -> Result<(), Errno> {
-    if let (Ok(tree), Some(slot)) = (lay_over_when_free(lower, overlay), site.merged.get_mut(index)) {
+    let tree = lay_over_when_free(lower, overlay, &mut site.busy_retries);
+    if let (Ok(tree), Some(slot)) = (tree, site.merged.get_mut(index)) {
         *slot = Some(tree);
     }
     Ok(())
@@ -137,13 +139,13 @@ pub(super) fn allow_in_layer(
 
 /// The run before may be over while the kernel still takes its mounts away: these are
 /// waited for.
-fn lay_over_when_free(lower: &Spot, overlay: &Overlay) -> Result<OwnedFd, Errno> {
-    for attempt in 0..BUSY_RETRIES {
+fn lay_over_when_free(lower: &Spot, overlay: &Overlay, retries: &mut u32) -> Result<OwnedFd, Errno> {
+    loop {
         match lay_over(lower, overlay, c"on") {
-            Err(Errno::BUSY) => {}
+            Err(Errno::BUSY) if *retries < BUSY_RETRIES => {}
             other => return other,
         }
-        let _ = nanosleep(if attempt < SOON_RETRIES { &SOON_DELAY } else { &LATER_DELAY });
+        let _ = nanosleep(if *retries < SOON_RETRIES { &SOON_DELAY } else { &LATER_DELAY });
+        *retries += 1;
     }
-    lay_over(lower, overlay, c"on")
 }

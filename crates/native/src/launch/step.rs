@@ -49,6 +49,8 @@ pub(super) struct Site<'a> {
     pub(super) merged: [Option<OwnedFd>; MAX_MERGED],
     /// The bits of those that could not be.
     pub(super) unmerged: u16,
+    /// Retries so far for layers whose upper directories were still mounted.
+    pub(super) busy_retries: u32,
     /// The same as `scratch`, but nothing can be changed by it.
     placeholders: Option<OwnedFd>,
     /// The run's own temporary filesystem.
@@ -73,6 +75,7 @@ impl<'a> Site<'a> {
             overlay: None,
             merged: [const { None }; MAX_MERGED],
             unmerged: 0,
+            busy_retries: 0,
             placeholders: None,
             scratch: None,
             watches: None,
