@@ -113,7 +113,8 @@ impl Service {
         self.kept(Operation::Write, &undo.workspace, noted)
     }
 
-    /// Keeps an object's content, even without a name: it may be a file that is already kept.
+    /// Keeps an object's content, even if the object has no name: it may be a file that the
+    /// recorder keeps.
     fn keep_object(&self, recorder: &mut Recorder, object: &Object) -> Result<(), Failure> {
         if object.is_placeless() || self.powers.in_private_tree(&object.path) {
             return Ok(());

@@ -36,7 +36,7 @@ struct Known {
     threads: RefCell<HashMap<u32, Rc<Thread>>>,
 }
 
-/// One thread.
+/// A held thread.
 struct Thread {
     directory: OwnedFd,
     pidfd: OnceCell<OwnedFd>,
@@ -58,7 +58,7 @@ pub(super) struct Identity {
     pub umask: u32,
 }
 
-/// One trapped call and its caller.
+/// A trapped call and its caller.
 pub(super) struct Caller {
     pub request: Request,
     known: Rc<Known>,

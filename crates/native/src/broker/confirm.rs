@@ -57,7 +57,7 @@ impl Service {
                 self.permit_link_at(now, operation)?;
             }
         }
-        // Its directory may have become a work tree meanwhile.
+        // The directory may have become a work tree meanwhile.
         let surveys = self.surveys.borrow();
         if let Some(root_length) = self.powers.root_length(now)
             && let Some(refusal) =
@@ -106,7 +106,7 @@ impl Service {
     pub(super) fn confirm_opened(&self, opened: &OwnedFd, decided: &[u8]) -> Result<(), Failure> {
         let confirmed = self.confirm_path(&Object::path_of(opened)?, decided, Operation::Create);
         if confirmed.is_err() {
-            // Its directory may be moved once more meanwhile.
+            // The directory may be moved once more meanwhile.
             for _ in 0..MAX_TAKEN_BACK {
                 let (now, stat) = (Object::path_of(opened)?, fstat(opened)?);
                 if stat.st_size != 0 || stat.st_nlink == 0 {

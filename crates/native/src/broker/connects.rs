@@ -91,8 +91,8 @@ impl Service {
     }
 
     /// Returns whether a loopback address stays in the run's own network, at a level where it has
-    /// one. If a server of the host has that port, the host's server is meant: always with a grant,
-    /// and without a grant if no process of the run listens on the port.
+    /// one. A port of a server on the host is an exception. With a grant, the connect leads to that
+    /// server. Without a grant it does so only if no process of the run listens on the port.
     fn stays_inside(&self, (dialled, who): (SocketAddr, &Actor), is_granted: bool) -> bool {
         if !self.has_own_network() || !dialled.ip().is_loopback() {
             return false;

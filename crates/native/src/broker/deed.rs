@@ -1,6 +1,6 @@
 //! A deed is a system call that was read: every path is resolved to held objects, every argument is
-//! copied, the mode is masked. It can be carried out now, or held while an approver is asked and
-//! carried out later, with the powers of that time. Nothing is read of the caller again.
+//! copied, the mode is masked. A deed can be carried out now, or held while an approver is asked
+//! and carried out later, with the powers of that time. The broker reads nothing of the caller again.
 
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use super::service::{Failure, Reply, Service};
 use super::sockets::Connection;
 use super::walk::{Object, Place};
 
-/// One system call, ready to be carried out.
+/// A system call that is ready to be carried out.
 pub(super) enum Deed {
     /// Opens a name, which must be of a file.
     Open {
@@ -89,7 +89,7 @@ pub(super) enum Change {
 
 /// Progress of a deed.
 pub(super) enum Step {
-    /// It is done.
+    /// The call is done.
     Done(Reply),
     /// The name is a held symbolic link: the caller of this code continues at its target.
     Link(OwnedFd),

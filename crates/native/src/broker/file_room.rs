@@ -2,7 +2,7 @@
 //! enforces that limit per file (RLIMIT_FSIZE), but the limit is for data that the run writes. A
 //! file from before the run may still be written, and may grow by as much as a new file.
 //!
-//! It must not know which process watches the writes.
+//! This module must not know which process watches the writes.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -49,8 +49,8 @@ impl FileRoom {
         }
     }
 
-    /// Returns the size of the file when first opened. An empty file is new, even if an older file
-    /// had its inode number.
+    /// Returns the allocated bytes of the file when first opened, or fewer if it became smaller. An
+    /// empty file is new, even if an older file had its inode number.
     fn allocated_before(&self, file: (u64, u64), allocated: u64) -> u64 {
         let mut known = self.allocated.borrow_mut();
         if known.len() >= FILES_MAX && !known.contains_key(&file) {

@@ -120,7 +120,7 @@ impl Service {
     }
 
     /// Handles an answer. Granted powers are added even if no call waits any more, because the
-    /// audit log says that the attempt has them.
+    /// audit log lists them as powers of the attempt.
     pub(super) fn answered(&mut self, HoldId(id): HoldId, answer: HeldAnswer) {
         let hold = self.holds.take(id);
         let grants = match answer {

@@ -44,7 +44,7 @@ impl Key {
         let right = match refusal.grant.as_ref()? {
             Grant::Write(_) => Right::Write,
             Grant::Socket(_) => Right::Socket,
-            // One program may be in several rules: a refusal of `git push` does not concern
+            // Several rules may be about one program: a refusal of `git push` does not concern
             // `git commit`.
             Grant::Exec(_) => {
                 object.push(0);
@@ -69,7 +69,7 @@ impl Key {
     }
 }
 
-/// One open question.
+/// An open question.
 pub(super) struct Hold<W> {
     pub key: Key,
     /// The refusal as it was reported.

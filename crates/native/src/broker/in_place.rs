@@ -290,7 +290,7 @@ impl Service {
     }
 
     /// Returns whether the text of a `.git` file leads to git's directory for another work tree or
-    /// for a module, in a `.git` that the run may write.
+    /// a module. The directory must be in a `.git` that the run may write.
     fn permit_work_tree_of(&self, place: &Place, path: &[u8], text: &[u8]) -> Result<bool, Failure> {
         let top = &place.directory.path[..];
         let Some(target) = target_of(top, text) else { return Ok(false) };

@@ -41,7 +41,7 @@ const MAX_KNOWN: usize = 10_000;
 /// Content of settings when the run first changed them, by directory and name.
 pub(super) struct FirstSettings {
     known: RefCell<HashMap<SettingsKey, Vec<u8>>>,
-    /// A time before any process of the run started.
+    /// A time before the command started.
     began: SystemTime,
 }
 
@@ -65,9 +65,9 @@ impl FirstSettings {
         Ok(known.entry(key).or_insert_with(|| now.to_vec()).clone())
     }
 
-    /// Returns whether the run has made the repository whose settings are in this directory: the
-    /// directory is not older than the run, and no settings were there before. Other settings than
-    /// `config` may be of a single work tree, so they do not count.
+    /// Returns whether the run has made the repository whose settings are in this directory. Then
+    /// the directory is not older than the run, and contained no settings before. Other settings
+    /// than `config` may be of a single work tree, so they do not count.
     fn are_own(&self, place: &Place, first: &[u8]) -> bool {
         let made = statx(&place.directory.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
         let made = made.filter(|found| found.stx_mask & StatxFlags::BTIME.bits() != 0).and_then(|found| {

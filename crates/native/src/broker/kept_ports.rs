@@ -4,7 +4,7 @@
 //! time. A connect to such an address reaches the run's own server, or the kernel refuses it. A
 //! port is released soon after its listener is closed ([`Servers::let_go`]).
 //!
-//! Must not know which processes may connect.
+//! This module must not know which processes may connect.
 //!
 //! [`Servers::let_go`]: super::servers::Servers::let_go
 

@@ -1,6 +1,6 @@
-//! Refusals that do not stop the program. One git command creates and removes many files. It would
-//! stop half way at the first refused file, and leave a checkout, a merge or a stash that is
-//! neither done nor undone.
+//! Refusals that do not stop the program. One git command creates and removes many files. The
+//! command would stop half way at the first refused file, and leave a checkout, a merge or a stash
+//! that is neither done nor undone.
 //!
 //! So a refused change in a work tree is left out and reported as a refusal, and git continues. A
 //! file to be written becomes a file without a name; a file to be removed stays. Afterwards
@@ -57,7 +57,7 @@ impl SaidGone {
 
 impl Service {
     /// Carries out the harmless part of a call that was refused to `program`, if the program can go
-    /// on without the rest. That part may be empty.
+    /// on without the rest. The harmless part may be empty.
     pub(super) fn leave_out(&self, deed: &Deed, program: ProgramOf<'_>) -> Option<Step> {
         if let Some(step) = self.leave_code_out(deed) {
             return Some(step);

@@ -211,7 +211,7 @@ fn mode_in_list(name: &CStr, value: &[u8]) -> Option<u32> {
 }
 
 /// Holds the object of descriptor `number`. Fails for a descriptor that only names (`O_PATH`),
-/// because such a descriptor cannot change anything.
+/// because the object cannot be changed by such a descriptor.
 fn changeable(caller: &Caller, number: i32) -> Result<OwnedFd, Errno> {
     match caller.descriptor(number) {
         Ok(descriptor) if fcntl_getfl(&descriptor)?.contains(OFlags::PATH) => Err(Errno::BADF),

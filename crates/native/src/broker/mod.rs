@@ -1,8 +1,8 @@
-//! The broker: answers the system calls that the seccomp filter traps. It carries a permitted call
-//! out for the caller, on an object that it holds open.
+//! The broker: answers the system calls that the seccomp filter traps. A permitted call is carried
+//! out for the caller, on an object that the broker holds open.
 //!
-//! It must not know how the sandbox was built. Its inputs are the listener, the powers and the
-//! level; its output is events.
+//! The broker must not know how the sandbox was built. Its inputs are the listener, the powers and
+//! the level; its output is events.
 //!
 //! | File | Purpose |
 //! |---|---|
@@ -107,7 +107,7 @@ pub enum BrokerEvent {
     Denied(Denial),
     /// A program is about to be executed.
     Executed {
-        /// Process id as the host sees it.
+        /// Process number on the host.
         pid: u32,
         /// The resolved program.
         program: RawText,
@@ -155,7 +155,7 @@ pub struct BrokerReport {
     pub reads: Vec<ReadAccess>,
     /// Project files that run code later and were written.
     pub project_files: Vec<RawText>,
-    /// Whether a permitted call could change persistent data: a file of a writable directory
+    /// True if a permitted call could change persistent data: a file of a writable directory
     /// outside of the stage.
     pub changed: bool,
 }
@@ -253,9 +253,9 @@ impl Broker {
         Self::begin_with(powers, level, (None, None), sink)
     }
 
-    /// As [`begin`](Self::begin), with hooks that run before the workspace is changed: the
-    /// precaution of a stage, and a recorder that keeps the previous content so that the run can be
-    /// undone.
+    /// As [`begin`](Self::begin), with hooks that run before the workspace is changed. The hooks
+    /// are the precaution of a stage, and a recorder that keeps the old content so that the run can
+    /// be undone.
     ///
     /// # Errors
     /// [`BrokerError`] if the broker cannot start.

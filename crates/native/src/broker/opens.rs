@@ -16,8 +16,8 @@ use super::terminals::is_of_terminals;
 use super::walk::{Beyond, Object, Place, Walk};
 use crate::powers::{Refusal, Verdict};
 
-/// Flags that open(2) knows (`VALID_OPEN_FLAGS`). It ignores others, while openat2, which is used
-/// here, refuses them.
+/// Flags that open(2) knows (`VALID_OPEN_FLAGS`). open(2) ignores others, while openat2, which is
+/// used here, refuses them.
 const KNOWN_FLAGS: i32 = 3
     | libc::O_CREAT
     | libc::O_EXCL
@@ -98,7 +98,7 @@ impl Wish {
         self.has(libc::O_NONBLOCK)
     }
 
-    /// Returns whether the open itself may change something.
+    /// Returns whether the open itself may change the file system.
     pub(super) fn leaves_traces(self) -> bool {
         self.creates() || self.has(libc::O_TRUNC)
     }
@@ -274,8 +274,8 @@ impl Service {
         Ok(Step::Work(Work { job, pipe: Some(held) }))
     }
 
-    /// Handles a name that the powers do not permit. It may be a link to a permitted one, a device,
-    /// or fail anyway; only the rest is a refusal.
+    /// Handles a name that the powers do not permit. The name may be a link to a permitted one, a
+    /// device, or fail anyway; only the rest is a refusal.
     fn open_refused(&self, place: &Place, path: &[u8], wish: Wish, refusal: Refusal) -> Result<Step, Failure> {
         if self.powers.is_kept_read_only(path) {
             return Err(Errno::ROFS.into());

@@ -16,7 +16,7 @@ const STACK_BYTES: usize = 128 * 1024;
 /// Work that may block.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads. They inherit the confinement of the thread that starts them.
+/// Pool of threads, which inherit the confinement of the thread that starts them.
 #[derive(Clone, Default)]
 pub(super) struct Pool {
     shared: Arc<Shared>,

@@ -1,7 +1,7 @@
 //! Decides on programs that are about to run: the program of an `execve` and the interpreters of a script.
 //!
-//! The kernel carries a permitted call out itself. It reads path and arguments again from the
-//! caller's memory, which another thread may have changed by then. This is acceptable here, and
+//! The kernel carries a permitted call out itself. The kernel reads path and arguments again from
+//! the caller's memory, which another thread may have changed by then. This is acceptable here, and
 //! only here, because a rule about programs is advisory: every program of the run is confined in
 //! the same way. The first program is the command, which was approved before.
 

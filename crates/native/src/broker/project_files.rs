@@ -1,5 +1,5 @@
-//! Records which project files that run code later were written, for the report at the end. It
-//! decides nothing.
+//! Records which project files that run code later were written, for the report at the end. This
+//! module decides nothing.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

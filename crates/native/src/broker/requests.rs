@@ -1,6 +1,6 @@
-//! Requests that the egress proxy cannot decide: a target of a request to its proxy ports, a secret
-//! that is sent to other hosts than its own, an effect of a request. Each is decided, held and
-//! answered like a connect.
+//! Requests that the egress proxy cannot decide. Such a request has a target that no rule permits,
+//! sends a secret to other hosts than its own, or has an effect that needs a grant. Each is
+//! decided, held and answered like a connect.
 
 use stockade_egress::{Judge, Judgement, Permit, Wanted, Who};
 use stockade_model::{Grant, HostName, Layer, Operation};

@@ -4,7 +4,8 @@
 //! a port (`sock_diag(7)`). Their addresses are reserved (`kept_ports.rs`). So a run reaches its
 //! own servers there and no others.
 //!
-//! Must not know grants: a connect to another listener may be granted, which is decided elsewhere.
+//! This module must not know grants: a connect to another listener may be granted, which is decided
+//! elsewhere.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -168,8 +169,8 @@ impl Servers {
     }
 }
 
-/// Returns a port of the kernel's choice that is free at `address`, and on which no process listens
-/// at another address: else the socket could not listen ([`Servers::listen`]). Fails with
+/// Returns a port of the kernel's choice that is free at `address`. No process listens on it at
+/// another address, because the socket could not listen then ([`Servers::listen`]). Fails with
 /// `ADDRINUSE` after some tries. Another process may take the port at any time.
 pub(super) fn free_port(address: IpAddr, is_served: impl Fn(u16) -> bool) -> Result<u16, Errno> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };

@@ -109,13 +109,13 @@ pub(super) struct Service {
     pub level: Level,
     pub threads: Threads,
     pub first: Option<First>,
-    /// Whether the command itself has started.
+    /// True once the command itself has started.
     pub has_started: bool,
     pub ledger: Arc<Mutex<Ledger>>,
     pub pool: Pool,
     /// The egress proxy, if the run has one.
     pub way: Option<Arc<WayOut>>,
-    /// Whether a change of persistent data was permitted.
+    /// True once a change of persistent data was permitted.
     pub changed: Cell<bool>,
     /// Reads of a traced run.
     pub reads: Option<RefCell<Reads>>,
@@ -123,7 +123,7 @@ pub(super) struct Service {
     pub surveys: RefCell<Surveys>,
     /// Settings as they were when the run first changed them.
     pub first_settings: FirstSettings,
-    /// Whether a look-up since the start of the last decision failed, so that existence is unknown.
+    /// True if a look-up since the start of the last decision failed, so that existence is unknown.
     pub looked_in_vain: Cell<bool>,
     /// Git files that are still being written in place.
     pub in_place: WrittenInPlace,
@@ -137,11 +137,11 @@ pub(super) struct Service {
     pub servers: Servers,
     /// Terminals that the run has created.
     pub terminals: Terminals,
-    /// Calls that other threads answer, by notification.
+    /// Calls that other threads answer, by notification id.
     parked: HashMap<u64, Parked>,
     /// Held calls.
     pub holds: Holds<Waiter>,
-    /// Whether calls are held.
+    /// True if calls are held.
     pub holds_calls: bool,
     /// Hook that runs before a change in a stage.
     precaution: Option<RefCell<Precaution>>,
@@ -275,7 +275,7 @@ impl Service {
         BrokerReport { denials, more_denials, calls: self.calls, reads, project_files, changed: self.changed.get() }
     }
 
-    /// Starts the egress proxy because a name is to be resolved.
+    /// Starts the egress proxy, for example because a name is to be resolved.
     fn open_way(&self) {
         if let Some(way) = &self.way {
             // If the proxy cannot start, names are not resolved.

@@ -61,7 +61,7 @@ enum Peer {
 pub(super) struct Connection {
     /// A copy of the caller's socket.
     pub socket: OwnedFd,
-    /// Whether the caller's socket is blocking.
+    /// True if the caller's socket is blocking.
     pub waits: bool,
     peer: Target,
 }

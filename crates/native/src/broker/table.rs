@@ -26,13 +26,13 @@ pub enum Test {
     AnyBit,
 }
 
-/// One trapped call. It is trapped if every test of `when` holds. A call may have several rows, and
-/// one matching row is enough.
+/// Row of the table: a call is trapped if every test of `when` holds. A call may have several rows,
+/// and one matching row is enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trap {
-    /// Its number (`libc::SYS_*`).
+    /// Number of the call (`libc::SYS_*`).
     pub call: i64,
-    /// Its name.
+    /// Name of the call.
     pub name: &'static str,
     /// Conditions on registers; an empty list means always.
     pub when: &'static [ArgTest],
@@ -112,8 +112,8 @@ pub(crate) enum Shape {
 /// The two low bits of the flags (musl's `O_ACCMODE` contains `O_PATH` too).
 const ACCESS_MODE: i32 = 3;
 
-/// Flags of opens that can change something. `O_TMPFILE` is tested without its `O_DIRECTORY` part,
-/// which reads use too.
+/// Flags of opens that can change the file system. `O_TMPFILE` is tested without its `O_DIRECTORY`
+/// part, which reads use too.
 const WRITE_OPEN_BITS: u64 =
     (ACCESS_MODE | libc::O_CREAT | libc::O_TRUNC | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u64;
 

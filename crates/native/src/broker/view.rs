@@ -2,8 +2,8 @@
 //! the object that was shown to the approver.
 //!
 //! A path that was granted after the run's root was built is read-only inside. The supervisor (the
-//! "front") changes it in its own mount namespace: by the same path without links, and only if both
-//! namespaces show the very same object there.
+//! "front") changes it in its own mount namespace, by the same path without links. Both namespaces
+//! must show the very same object there.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,8 +1,8 @@
 //! Resolves a path that a program passed to an object that the broker holds.
 //!
-//! The kernel never follows the last component. It is kept as a held directory and one name, so
-//! that the decision and the act are about the same object. Procfs links are resolved as the
-//! *caller* would see them.
+//! The kernel never follows the last component. The broker keeps it as a held directory and one
+//! name, so that the decision and the act are about the same object. Procfs links are resolved as
+//! the *caller* would see them.
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
@@ -43,13 +43,13 @@ pub(super) struct Directory {
 /// A name in a held directory.
 pub(super) struct Place {
     pub directory: Directory,
-    /// One component, without slashes.
+    /// A single component, without slashes.
     pub name: CString,
-    /// Whether a slash followed: only a directory is accepted.
+    /// True if a slash followed: only a directory is accepted.
     pub slash: bool,
-    /// Whether the name is `.`, `..` or `/`, which cannot be made or removed.
+    /// True if the name is `.`, `..` or `/`, which cannot be made or removed.
     pub special: bool,
-    /// Whether the directory is on a procfs.
+    /// True if the directory is on a procfs.
     pub on_proc: bool,
 }
 

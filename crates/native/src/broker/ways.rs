@@ -1,8 +1,8 @@
 //! Symbolic links that would lead git to a place other than the judged one. A `.git` file names a
 //! path, and a link on that path leads to another repository. A remote's address names a path, and
 //! a link leads to files that the run may not read. The check runs before a link is made or a
-//! directory is moved, and again afterwards on the actual state, because another run may have
-//! written the text.
+//! directory is moved. The check runs again afterwards on the actual state, because another run may
+//! have written the text.
 
 use std::os::fd::AsFd as _;
 
@@ -34,7 +34,8 @@ impl Service {
         let refuse =
             |rule: String| Err(refused(operation, path, Refusal { rule, grant: Some(Grant::Write(to_path(path))) }));
         let (own, host) = (View::new(first.root.as_fd()), open_host_root()?);
-        // The user follows the link too; with a renamed workspace the run has another `/tmp`.
+        // The user follows the link on the host, where for example `/tmp` is another directory than
+        // in the run.
         let views = [Some(own), self.powers.renamed_workspace().is_none().then(|| View::new(host.as_fd()))];
         let (mut leads, mut shows) = (false, false);
         for (number, view) in views.into_iter().flatten().enumerate() {
@@ -174,7 +175,7 @@ impl Service {
         match own.there(&end) {
             There::Nothing => !is_said || !is_writable,
             There::Is(FileType::Directory) => true,
-            // A bundle, or a file that may become something else.
+            // The file is a bundle, or may become a `.git` file later.
             There::Is(FileType::RegularFile) if is_said && is_writable => false,
             There::Is(FileType::RegularFile) => own.read_known(&end, MAX_POINTER_BYTES).is_ok_and(|text| {
                 let text = text.unwrap_or_default();

@@ -38,7 +38,7 @@ pub(super) enum CacheMode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MergedCache {
     pub directory: PathBuf,
-    /// Its device and inode.
+    /// Device and inode of the directory.
     pub identity: (u64, u64),
     /// Permission bits of the directory.
     pub mode: u32,

@@ -143,7 +143,7 @@ impl CacheLease {
         }
         let key = key_of(plan.workspace.as_path());
         let path = place.join(&key);
-        // Stored before anything is created in it, so that it is sealed on every error.
+        // Stored before the first creation in it, so that it is sealed on every error.
         let (home, _) = self.home.insert(open_home(place, &key)?);
         let home = rustix::io::fcntl_dupfd_cloexec(home, 3)?;
         unseal(home.as_fd(), PLAIN)?;

@@ -14,9 +14,9 @@
 //! ```
 //!
 //! While no run uses them, `plain` and `merged` have a random suffix, `plain.RANDOM`. A run knows
-//! the paths of its layers, and a link that it left in its workspace must not lead a tool of the
-//! host to its writes there. Tools record paths, so the names are the same in every run; a `merged`
-//! that the layer server mounts is the exception, because no run sees its name. No run learns the
+//! the paths of its layers. A link that it left in its workspace must not lead a tool of the host
+//! to its writes there. Tools record paths, so the names are the same in every run. The exception
+//! is a `merged` that the layer server mounts, because no run sees its name. No run learns the
 //! random suffix: see `seal`.
 //!
 //! The result of two mounts of one upper directory is undefined. So the layer server, a process per
@@ -24,8 +24,8 @@
 //! their writes, and a start needs no mount. Without a server a run mounts a set of its own, the
 //! lowest that is free.
 //!
-//! Stockade reads only names and sizes in these directories. Must not know the tools: these are
-//! data of the plan.
+//! Stockade reads only names and sizes in these directories. This module must not know the tools:
+//! these are data of the plan.
 
 mod choice;
 mod client;

@@ -2,7 +2,7 @@
 //! have fixed names, which runs know. Afterwards they have random names.
 //!
 //! At level restricted a run sees Stockade's state by its paths on the host. So a workspace's
-//! directory must not be listable: it has no read permission, the broker changes no mode in the
+//! directory must not be listable. It has no read permission, the broker changes no mode in the
 //! state, and a run has no capabilities, not even as root. But a run may have opened a directory
 //! there during another run of that workspace, and such a descriptor reveals the current name. So
 //! at its end a run of that level renames all directories that were sealed meanwhile. Every holder
@@ -77,7 +77,7 @@ fn has_stem(found: &[u8], name: &str) -> bool {
 
 /// Renames the directories to random names, if they have their fixed names.
 pub(super) fn seal(home: BorrowedFd<'_>) -> Result<(), Errno> {
-    // One is sealed even if the other fails.
+    // Each is sealed even if the other fails.
     let [plain, merged] = [PLAIN, MERGED].map(|name| rename_to_random(home, name.as_bytes(), name));
     plain.and(merged)
 }

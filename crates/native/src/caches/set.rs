@@ -14,7 +14,7 @@ use stockade_sys::{Errno, actor};
 use super::seal::{current_name, list_names};
 use super::{LOCK, MERGED, open_directory, open_file, open_lock};
 
-/// Sets of one workspace that are used at the same time.
+/// Most sets of one workspace that are used at the same time.
 const MAX_SETS: u32 = 64;
 
 /// Most attempts to open the directory of the sets.
@@ -32,7 +32,7 @@ pub(super) struct OverlaySet {
     directory: OwnedFd,
     /// Directories of the overlays, by tool.
     tools: BTreeMap<String, OwnedFd>,
-    /// Whether the workspace's directory contains entries that wait to be removed.
+    /// True if the workspace's directory contains entries that wait to be removed.
     has_leaving: bool,
 }
 

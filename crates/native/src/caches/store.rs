@@ -30,12 +30,12 @@ pub struct CacheStore {
 pub struct WorkspaceCaches {
     /// Name of its directory.
     pub key: String,
-    /// The workspace they belong to.
+    /// Path of the workspace.
     pub workspace: RawText,
-    /// Whether a run uses them.
+    /// True if a run uses the caches.
     pub is_used: bool,
-    /// Whether no run can use them again: the workspace no longer exists, or another directory is
-    /// at its path.
+    /// True if no run can use the caches again: the workspace no longer exists, or another
+    /// directory is at its path.
     pub is_gone: bool,
     /// Time of the last use by a run, in milliseconds since 1970.
     pub used_ms: u64,

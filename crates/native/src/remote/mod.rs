@@ -1,7 +1,8 @@
 //! Attempts in another process than their engine, on the same machine: see
 //! [`stockade_engine::remote`] for the messages. Rules, questions and the audit log stay with the engine.
 //!
-//! It must not know the purpose of the other process: a front of a session, or the keeper of a sandbox.
+//! This module must not know the purpose of the other process: a front of a session, or the keeper
+//! of a sandbox.
 
 mod wire;
 

@@ -38,7 +38,7 @@ pub(crate) fn from_file<T: DeserializeOwned>(file: OwnedFd) -> io::Result<T> {
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// One end of the connection.
+/// End of a connection.
 #[derive(Debug)]
 pub(crate) struct Line(framed::Line);
 

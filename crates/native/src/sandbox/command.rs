@@ -1,5 +1,5 @@
-//! One command in an existing sandbox: an attempt like any other. It has a seccomp filter and
-//! listener, a broker, an egress proxy and powers of its own.
+//! A command in an existing sandbox: an attempt like any other. The command has a seccomp filter
+//! and listener, a broker, an egress proxy and powers of its own.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! State of a sandbox in the process that keeps it, and the monitor thread: it watches for the
-//! sandbox's end, and enforces the limits of all commands together.
+//! State of a sandbox in the process that keeps it, and its monitor thread. The thread watches for
+//! the sandbox's end and enforces the limits of all commands together.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ pub(super) struct Kept {
     resolver: Option<Arc<dyn Resolve>>,
     /// Present as long as the sandbox exists.
     standing: Arc<Mutex<Option<Stands>>>,
-    /// Whether all commands are frozen. Locked for reading while a command starts.
+    /// True while all commands are frozen. Locked for reading while a command starts.
     paused: RwLock<bool>,
     commands: Arc<Mutex<Commands>>,
     /// Disconnected when the monitor has ended.
@@ -222,7 +222,7 @@ impl Kept {
         // All processes end with the isolation. The group is removed when its last watcher is dropped.
         let stands = lock(&self.standing).take();
         let is_paused = *self.paused.read().unwrap_or_else(PoisonError::into_inner);
-        // A frozen process ends only once it is thawed, and it must not do anything else then.
+        // A frozen process ends only once it is thawed, and it must not run any further then.
         if let Some(group) = stands.as_ref().and_then(|stands| stands.group.as_ref()).filter(|_| is_paused) {
             group.kill_within();
         }

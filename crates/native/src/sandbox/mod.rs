@@ -2,8 +2,8 @@
 //! network, and two directories of the host.
 //!
 //! One process keeps each sandbox: it holds the connection to the init, so that the sandbox ends
-//! with it. That is the creator, or a process for this purpose ([`apart`]). It must not know rules,
-//! questions, the log or the store.
+//! with it. The keeping process is the creator, or a process for this purpose ([`apart`]). This
+//! module must not know rules, questions, the log or the store.
 
 mod apart;
 mod command;
@@ -51,11 +51,11 @@ impl NativeSandboxes {
         Self { resolver: Some(resolver), ..self }
     }
 
-    /// Keeps each sandbox in a process of its own, so that it survives its creator. That process
-    /// runs `program` with `arguments`, and must call [`keep_sandbox`]. These are visible inside,
-    /// because the first process of a sandbox is a copy of it. `root` has a private directory for
-    /// each sandbox, named by its id, in which the keeper is found. Host names are resolved by the
-    /// host's resolver.
+    /// Keeps each sandbox in a process of its own, so that it survives its creator. The process
+    /// runs `program` with `arguments`, and must call [`keep_sandbox`]. Program and arguments are
+    /// visible inside, because the first process of a sandbox is a copy of the keeper. `root` has a
+    /// private directory for each sandbox, named by its id, in which the keeper is found. Host
+    /// names are resolved by the host's resolver.
     #[must_use]
     pub fn kept_by(self, program: PathBuf, arguments: Vec<OsString>, root: PathBuf) -> Self {
         Self { apart: Some(Apart { program, arguments, root }), ..self }

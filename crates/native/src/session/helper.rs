@@ -1,5 +1,5 @@
-//! The helper of a session: a process with one thread that runs no command itself. It forks fronts,
-//! so that the program need not fork at a start, and exits with the program.
+//! The helper of a session: a process with one thread that runs no command itself. The helper forks
+//! fronts, so that the program need not fork at a start, and exits with the program.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -34,7 +34,7 @@ const AFTER_LOSS: Duration = Duration::from_millis(100);
 const LOOK_AROUND: Duration = Duration::from_secs(60);
 /// Time-out for the exit of killed fronts.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// Signals that are meant for the program and not for its copies.
+/// Signals for the program, which its copies block.
 const PROGRAMS: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
 /// Runs the helper until its exit. Returns its exit code.
@@ -76,7 +76,7 @@ struct Helper<'a> {
     running: Vec<OwnedFd>,
     /// The front that waits for an order.
     waiting: Option<OwnedFd>,
-    /// Whether a front was sent to the program and not taken yet, alive or not.
+    /// True if a front was sent to the program and not taken yet, alive or not.
     is_offered: bool,
     next_at: Instant,
 }

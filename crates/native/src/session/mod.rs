@@ -1,11 +1,11 @@
 //! A backend that prepares sandboxes in advance: a session in which a program runs many commands,
 //! each with a PID namespace and private directories of its own.
 //!
-//! There are three kinds of processes. The program. Its **helper**, forked while the program has
-//! one thread, which runs no command and keeps one front in advance. The **fronts**, each of which
-//! starts one sandbox, waits for one plan, and exits with it. So no state of a command remains for
-//! the next, and nothing must be reset. The helper exits with the program, a front with the helper,
-//! and a sandbox with its front, for any reason of their end.
+//! There are three kinds of processes. The first is the program. The second is its **helper**,
+//! forked while the program has one thread, which runs no command and keeps one front in advance.
+//! The third are the **fronts**: each starts one sandbox, waits for one plan, and exits with it. So
+//! no state of a command remains for the next, and nothing must be reset. The helper exits with the
+//! program, a front with the helper, and a sandbox with its front, for any reason of their end.
 //!
 //! Rules, questions and the audit log stay in the program. For its engine the session is a backend
 //! like any other, with its attempts in other processes ([`crate::remote`]).
@@ -43,18 +43,18 @@ const HELPER_ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Many sandboxes, in sequence or at the same time, each prepared before it is requested. A session
 /// is a [`Backend`]: give it to an [`Engine`](stockade_engine::Engine) in place of a
-/// [`NativeBackend`]. It has the same powers and reports.
+/// [`NativeBackend`]. The session has the same powers and reports.
 ///
 /// Start it first in `main`. The process must have one thread then, because the copies that run the
-/// sandboxes could wait forever for a lock of another thread. They are copies of the program at
-/// that moment, so an early start makes them small; they run no code of the program's. Secrets of
-/// the egress proxy are also looked up in the environment of that moment.
+/// sandboxes could wait forever for a lock of another thread. The copies have the program's memory
+/// of that moment, so an early start makes them small. They run no code of the program's. Secrets
+/// of the egress proxy are also looked up in the environment of that moment.
 ///
 /// To have sandboxes nearly built in advance, and not only started, set
 /// [`Allocator`](crate::Allocator) as the global allocator of the program. Without it, a start
 /// builds the sandbox from a small process that waits.
 ///
-/// Dropping it ends all commands in it. So does the end of the program, for any reason.
+/// Dropping the session ends all commands in it. So does the end of the program, for any reason.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -103,7 +103,7 @@ impl Session {
     /// Starts a session that keeps stages in this directory, see [`NativeBackend::staging`].
     ///
     /// # Errors
-    /// As [`start`](Self::start).
+    /// [`SessionError`] as for [`start`](Self::start).
     pub fn start_staging(stages: PathBuf) -> Result<Self, SessionError> {
         Self::start_with(Some(stages))
     }
@@ -122,7 +122,7 @@ impl Session {
 
     /// Returns the next front: the connection for its order.
     fn front(&self) -> Result<OwnedFd, StartError> {
-        // One thread at a time: each takes one front and requests another.
+        // A single thread at a time: each takes one front and requests another.
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         let control = control.as_ref().ok_or_else(|| unready(&"it is over"))?;
         let deadline = Instant::now() + FRONT_WITHIN;

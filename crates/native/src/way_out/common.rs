@@ -1,8 +1,9 @@
 //! Network namespace that all commands of a sandbox share. Each command has an egress proxy with
-//! its own powers and its own audit log. They share the addresses that names were given, so that a
-//! name has the same address for all commands. Each of the proxies can therefore answer any DNS request.
+//! its own powers and its own audit log. The commands share the addresses that names were given, so
+//! that a name has the same address for all of them. Each of the proxies can therefore answer any
+//! DNS request.
 //!
-//! It must not know any other part of a sandbox.
+//! This module must not know any other part of a sandbox.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! and its name server receive datagrams. The kernel reports other datagrams as unreachable (ICMP),
 //! but not the sending process.
 //!
-//! It must not know the receiver of the reports.
+//! This module must not know the receiver of the reports.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,7 +15,7 @@ use stockade_model::{Denial, Layer, Operation, RawText, Resolution};
 
 /// Most distinct targets that are reported of one attempt.
 const TOLD_MAX: usize = 256;
-/// Most messages that are read in one call, so that a flood does not block it.
+/// Most messages that one call reads of a socket, so that a flood does not block it.
 const TAKEN_MAX: usize = 512;
 /// Length of the longest headers of IPv4 and ICMP, the same of the datagram, and its ports.
 const MESSAGE_MAX: usize = 60 + 8 + 60 + 8;

@@ -2,7 +2,7 @@
 //! egress proxy (the "door"). The proxy starts at its first use, so that a run without network use
 //! has no cost.
 //!
-//! It must not know rules, questions, or the handling of trapped calls.
+//! This module must not know rules, questions, or the handling of trapped calls.
 
 mod common;
 mod lost;
@@ -31,7 +31,7 @@ pub(crate) use outfit::{layer, outfit, resolver_settings};
 use places::{Inside, OnHost};
 pub(crate) use published::Published;
 
-/// Receiver of the proxy's events. It must not block.
+/// Receiver of the proxy's events, which must not block.
 pub(crate) type Sink = Arc<dyn Fn(DoorEvent) + Send + Sync>;
 
 /// Options of the egress proxy of a run.
@@ -129,7 +129,7 @@ impl WayOut {
     /// calling thread.
     ///
     /// # Errors
-    /// ENETDOWN if the proxy cannot run any more.
+    /// `ENETDOWN` if the proxy cannot run any more.
     pub(crate) fn open(&self) -> Result<(), Errno> {
         self.with_door(|_| ())
     }

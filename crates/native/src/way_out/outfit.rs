@@ -35,8 +35,8 @@ pub(crate) fn outfit(plan: &Plan, edge: &Edge) -> Outfit {
     let mut outfit = Outfit { environment: proxies(plan), ..Outfit::default() };
     match plan.level {
         Level::Full => outfit.files.extend(resolver_settings()),
-        // Names are asked for over TCP, which the broker sees, and unchanged, because the proxy
-        // applies the host's search list.
+        // DNS requests use TCP, which the broker sees. They contain the unchanged name, because the
+        // proxy applies the host's search list.
         Level::Restricted | Level::None => {
             for (name, value) in [("RES_OPTIONS", "use-vc ndots:1"), ("LOCALDOMAIN", "")] {
                 outfit.environment.insert(name.to_owned(), value.into());

@@ -55,7 +55,7 @@ impl Namespace for OnHost {
     }
 }
 
-/// Returns the address at which names are asked for over TCP: that of the bound UDP socket.
+/// Returns the address for DNS requests over TCP, which is that of the bound UDP socket.
 pub(super) fn names_of_all(socket: &OwnedFd) -> Result<SocketAddr, Errno> {
     let bound = rustix::net::getsockname(socket)?;
     SocketAddr::try_from(bound)

@@ -1,5 +1,5 @@
-//! Ports that a grant publishes. They are bound on the host's loopback before the run starts, and
-//! forwarded into the run as long as it lasts.
+//! Ports that a grant publishes. The ports are bound on the host's loopback before the run starts,
+//! and forwarded into the run as long as it lasts.
 
 use std::net::{Ipv4Addr, TcpListener};
 

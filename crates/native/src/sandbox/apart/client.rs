@@ -35,7 +35,7 @@ use super::wire::{Asked, Refusal, SOCKET, say};
 use crate::guards::settings_variables;
 use crate::remote::{Line, own_umask};
 
-/// Time-out for the creation of a sandbox.
+/// Time-out for the creation of a sandbox, by this process or another.
 const MADE_WITHIN: Duration = Duration::from_secs(60);
 /// Time-out for an answer of a keeper.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(20);
@@ -135,7 +135,7 @@ impl Apart {
         match told {
             Ok(Some(Ok(()))) => Ok(keeper),
             other => {
-                // It has exited by itself, or must not continue.
+                // The keeper has exited by itself, or must not continue.
                 let _ = keeper.kill();
                 let _ = keeper.wait();
                 Err(match other {
@@ -247,7 +247,7 @@ impl Door {
             (Ok(()) | Err(SandboxError::Gone(_)), Some(keeper)) if has_ended(&keeper) => Ok(()),
             (Ok(()) | Err(SandboxError::Gone(_)), None) => Ok(()),
             (_, Some(keeper)) => {
-                // Its init exits with it.
+                // The init exits with the keeper.
                 let _ = pidfd_send_signal(&keeper, Signal::KILL);
                 if has_ended(&keeper) { Ok(()) } else { Err(self.unheard(&"it cannot be ended")) }
             }

@@ -58,7 +58,7 @@ impl std::fmt::Debug for Keep {
 /// ended. `begin` receives the sandbox's id and its directory.
 ///
 /// # Errors
-/// [`io::Error`] if standard input is no connection with a plan. Other errors are sent over that connection.
+/// [`io::Error`] if standard input is no connection with a plan. Other errors are sent over it.
 pub fn keep_sandbox(begin: impl FnOnce(&SandboxId, &Path) -> Result<Keep, StartError>) -> io::Result<()> {
     let ((plan, variables), along, maker) = hear::<(SandboxPlan, SettingsVariables)>(leave_maker()?)?;
     use_settings_variables(variables);
