@@ -2,9 +2,9 @@
 //! another: `.git` in a work tree or a module, and `commondir`. Others are new files with judged
 //! content, which a checkout and programs other than git write in place.
 //!
-//! The program receives a file without a name. Before each further call the broker checks whether
-//! the file still has a writer. Once it has none, its content is judged, and a new file that the
-//! broker wrote gets the name.
+//! The program receives a file without a name. Before each further call, and at intervals, the
+//! broker checks whether the file still has a writer. Once it has none, its content is judged, and
+//! a new file that the broker wrote gets the name.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::CString;

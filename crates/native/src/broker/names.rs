@@ -346,7 +346,8 @@ impl Service {
     }
 
     /// Permits only regular files to enter git's directory. A link would redirect the writes of the
-    /// user's git, and a directory may contain links.
+    /// user's git, and a directory may contain links. A directory may only move among the objects
+    /// and references of one repository.
     fn permit_in_git(
         &self,
         kind: FileType,

@@ -33,7 +33,7 @@ const MAX_ARGUMENTS: usize = 16 << 10;
 /// A held program, with all programs that running it starts.
 pub(super) struct Start {
     pub object: Object,
-    /// The program and its interpreters.
+    /// The program and its interpreters; `is_readable` is true if the last of them could be read.
     programs: Vec<Program>,
     is_readable: bool,
 }
