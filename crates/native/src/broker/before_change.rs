@@ -1,8 +1,8 @@
-//! Keeps what a call is about to change in the workspace, where the run can be undone. A call
-//! whose object cannot be kept is refused, with the reason.
+//! Keeps the content that a call is about to change in the workspace, if the run can be undone. A
+//! call whose object cannot be kept is refused, with the reason.
 //!
-//! It is done before the powers are looked at: what is refused afterwards was kept for
-//! nothing, and what some other way allows was kept.
+//! This happens before the powers are checked. So a call that is refused afterwards was kept
+//! needlessly, and no permitted change is missed.
 
 use std::cell::RefCell;
 use std::os::fd::AsFd;
@@ -18,7 +18,7 @@ use super::walk::{Object, Place};
 use crate::powers::Refusal;
 use crate::undo::{Recorder, Unkept};
 
-/// What keeps the changes of a run.
+/// Recorder of a run's changes.
 pub(super) struct KeptForUndo {
     workspace: Vec<u8>,
     recorder: RefCell<Recorder>,
@@ -35,10 +35,10 @@ impl KeptForUndo {
 }
 
 impl Service {
-    /// Keeps what a deed would change.
+    /// Keeps the content that a call would change.
     pub(super) fn keep_for_undo(&self, deed: &Deed) -> Result<(), Failure> {
         let Some(undo) = &self.undo else { return Ok(()) };
-        // What lies in a private tree is not the workspace's.
+        // A private tree does not belong to the workspace.
         let is_kept = |path: &[u8]| undo.holds(path) && !self.powers.in_private_tree(path);
         if changed_path(deed).is_some_and(|path| is_kept(&path)) {
             self.note_guarded(undo)?;
@@ -60,7 +60,7 @@ impl Service {
             },
             Deed::MakeName { source, new } => match named(new) {
                 Some(path) => self.kept(Operation::Link, &path, recorder.before_link(&source.path, &path)),
-                // Whoever has a name elsewhere could write by it.
+                // The file could be written by its name elsewhere.
                 None if is_kept(&source.path) && !source.is_placeless() => Err(Errno::XDEV.into()),
                 None => Ok(()),
             },
@@ -74,7 +74,7 @@ impl Service {
                     self.kept(Operation::Rename, &from, recorder.before_rename(&from, &to, exchanges))
                 }
                 (None, None) => Ok(()),
-                // Programs copy and remove instead, which is kept.
+                // Programs copy and remove instead, which is recorded.
                 _ if old.special || new.special => Ok(()),
                 _ => Err(Errno::XDEV.into()),
             },
@@ -88,7 +88,7 @@ impl Service {
         }
     }
 
-    /// Keeps what an open of `path` would change.
+    /// Keeps the content that an open of `path` would change.
     pub(super) fn keep_opened_for_undo(&self, path: &[u8], wish: Wish) -> Result<(), Failure> {
         match &self.undo {
             Some(undo) if undo.holds(path) && !self.powers.in_private_tree(path) => {
@@ -101,8 +101,8 @@ impl Service {
         }
     }
 
-    /// Notes, before the first change, what means more than its name says: restoring gives
-    /// nothing such a meaning that had none.
+    /// Records the guarded places before the first change, so that restoring does not make a name
+    /// guarded that was not before.
     fn note_guarded(&self, undo: &KeptForUndo) -> Result<(), Failure> {
         if undo.recorder.borrow().has_surveyed() {
             return Ok(());
@@ -113,7 +113,8 @@ impl Service {
         self.kept(Operation::Write, &undo.workspace, noted)
     }
 
-    /// Also what has no name any more: it may be what is kept.
+    /// Keeps an object's content, even if the object has no name: it may be a file that the
+    /// recorder keeps.
     fn keep_object(&self, recorder: &mut Recorder, object: &Object) -> Result<(), Failure> {
         if object.is_placeless() || self.powers.in_private_tree(&object.path) {
             return Ok(());
@@ -122,7 +123,7 @@ impl Service {
         self.kept(Operation::Write, &object.path, recorder.before_rewrite(&object.path, held))
     }
 
-    /// What the powers refuse is refused for that.
+    /// Refuses a call whose object cannot be kept. A refusal by the powers comes first.
     fn kept(&self, operation: Operation, path: &[u8], done: Result<(), Unkept>) -> Result<(), Failure> {
         let Err(unkept) = done else { return Ok(()) };
         self.permit(operation, path)?;
@@ -134,7 +135,7 @@ fn changes(wish: Wish) -> bool {
     wish.creates() || !wish.only_reads()
 }
 
-/// The path that a deed changes, where it changes one.
+/// Returns the path that a call changes, if it changes one.
 fn changed_path(deed: &Deed) -> Option<Vec<u8>> {
     match deed {
         Deed::Open { place, wish } => changes(*wish).then(|| place.path()),

@@ -1,7 +1,7 @@
-//! The sockets that a run has bound to paths: it may connect to them again, and to no
-//! other. Each is held, so that nothing else is ever taken for it: neither its name nor
-//! its inode number says whose a socket is. The commands of a sandbox that lasts have
-//! them in common.
+//! Sockets that a run has bound to paths. The run may connect to these sockets and, without a
+//! grant, to no other. Each is held open, so that its inode number cannot be reused: neither a name
+//! nor an inode number proves whose socket a file is. All commands of a persistent sandbox share
+//! one table.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -10,17 +10,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::{Stat, fstat};
 use stockade_sys::Errno;
 
-/// Sockets that are held at a time; those whose last name is gone do not count. Each
-/// takes a descriptor of the broker's process.
+/// Most sockets that are held at a time, because each takes a descriptor of the broker's process.
+/// Sockets without a remaining name do not count.
 pub(super) const MAX_BOUND: usize = 400;
 
-/// The sockets, by device and inode. Copies are of the same run or sandbox.
+/// Sockets by device and inode. Clones share the table of one run or sandbox.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bound(Arc<Mutex<HashMap<(u64, u64), OwnedFd>>>);
 
 impl Bound {
-    /// Whether one more can be held. What has no name any more is let go: no name can
-    /// lead to it again.
+    /// Returns whether one more socket can be held. Drops sockets without a remaining name, because
+    /// no path can lead to them again.
     pub(super) fn has_room(&self) -> bool {
         let mut bound = self.lock();
         if bound.len() >= MAX_BOUND {
@@ -29,14 +29,14 @@ impl Bound {
         bound.len() < MAX_BOUND
     }
 
-    /// The run has bound this socket.
+    /// Adds a socket that the run has bound.
     pub(super) fn hold(&self, socket: OwnedFd) -> Result<(), Errno> {
         let stat = fstat(&socket)?;
         self.lock().insert((stat.st_dev, stat.st_ino), socket);
         Ok(())
     }
 
-    /// Whether the run has bound this very socket.
+    /// Returns whether the run has bound this very socket.
     pub(super) fn has(&self, stat: &Stat) -> bool {
         self.lock().contains_key(&(stat.st_dev, stat.st_ino))
     }

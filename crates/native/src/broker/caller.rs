@@ -1,6 +1,5 @@
-//! The process that made a trapped call: its memory, its descriptors, where it
-//! stands. Everything is read once and held; nothing is looked up twice by a
-//! number that might come to mean another process.
+//! The process that made a trapped call: its memory, its descriptors, its directories. Everything
+//! is read once and held. Nothing is looked up again by a number that may be of another process by then.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
@@ -13,21 +12,21 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use stockade_sys::notify::Request;
 use stockade_sys::{Errno, memory, pidfd, resolve};
 
-/// Longest path the kernel takes, with its NUL.
+/// Longest path that the kernel accepts, with its NUL.
 const MAX_PATH: usize = 4096;
-/// Threads kept in mind; enough for a parallel build.
+/// Most threads that are cached; enough for a parallel build.
 const MAX_KNOWN: usize = 64;
 /// `/proc/TID/status` is about 1.5 KiB.
 const USUAL_STATUS: usize = 4096;
-/// Longest text read of `/proc`.
+/// Longest file that is read of `/proc`.
 const MAX_STATUS: u64 = 64 * 1024;
 
-/// The threads seen lately, and what is known of their umask.
+/// Recent callers and their cached umasks.
 pub(super) struct Threads {
     known: Rc<Known>,
-    /// The umask every process has as long as none has changed it.
+    /// Umask of every process as long as none has changed it.
     initial_mask: Option<u32>,
-    /// Counts calls of umask; a mask read before the last one is stale.
+    /// Number of umask calls so far; a mask read before the last one is stale.
     mask_changes: u64,
 }
 
@@ -37,29 +36,29 @@ struct Known {
     threads: RefCell<HashMap<u32, Rc<Thread>>>,
 }
 
-/// One thread.
+/// A held thread.
 struct Thread {
     directory: OwnedFd,
     pidfd: OnceCell<OwnedFd>,
     mask: Cell<Option<(u64, u32)>>,
 }
 
-/// What `/proc/TID/status` says.
+/// Content of `/proc/TID/status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
-    /// Process as the host numbers it.
+    /// Process number on the host.
     pub process: u32,
-    /// Its parent, as the host numbers it.
+    /// Parent's process number on the host.
     pub parent: u32,
-    /// Process as it numbers itself.
+    /// Process number in its own PID namespace.
     pub own_process: u32,
-    /// Thread as it numbers itself.
+    /// Thread number in its own PID namespace.
     pub own_thread: u32,
     /// File mode creation mask.
     pub umask: u32,
 }
 
-/// One trapped call and who made it.
+/// A trapped call and its caller.
 pub(super) struct Caller {
     pub request: Request,
     known: Rc<Known>,
@@ -78,9 +77,8 @@ impl Known {
         Ok(thread)
     }
 
-    /// Asks something of thread `tid`. What is held of a thread that is gone
-    /// answers ESRCH or ENOENT, also when its number was given to another; then
-    /// it is looked up anew, once.
+    /// Asks a question about thread `tid`. The held directory of a thread that is gone fails with
+    /// ESRCH or ENOENT, even if its number was reused. Then the thread is looked up again, once.
     fn ask<T>(&self, tid: u32, question: impl Fn(&Thread) -> Result<T, Errno>) -> Result<T, Errno> {
         let known = self.threads.borrow().get(&tid).cloned();
         if let Some(thread) = known {
@@ -94,6 +92,8 @@ impl Known {
 }
 
 impl Threads {
+    /// Opens `/proc`.
+    ///
     /// # Errors
     /// ENOENT without `/proc`.
     pub fn new() -> Result<Self, Errno> {
@@ -102,7 +102,7 @@ impl Threads {
         Ok(Self { known, initial_mask: None, mask_changes: 0 })
     }
 
-    /// The caller of `request`.
+    /// Returns the caller of `request`.
     pub fn caller(&self, request: Request) -> Caller {
         Caller { request, known: self.known.clone() }
     }
@@ -112,13 +112,13 @@ impl Threads {
         self.mask_changes += 1;
     }
 
-    /// Notes the mask of the first process.
+    /// Notes the umask of the first process.
     pub fn first_mask(&mut self, mask: u32) {
         self.initial_mask = Some(mask);
     }
 
-    /// The umask of `caller`. Reading it costs about ten times a system call,
-    /// so it is read only after somebody changed one.
+    /// Returns the umask of `caller`. Reading it takes about ten times as long as a system call, so
+    /// it is read only after a process changed its umask.
     pub fn umask(&self, caller: &Caller) -> Result<u32, Errno> {
         if let (0, Some(mask)) = (self.mask_changes, self.initial_mask) {
             return Ok(mask);
@@ -135,29 +135,29 @@ impl Threads {
 }
 
 impl Caller {
-    /// The C string that argument `index` points at.
+    /// Reads the C string at argument `index`.
     pub fn path(&self, index: usize) -> Result<CString, Errno> {
         memory::read_c_string(self.request.pid, self.request.args[index], MAX_PATH).map_err(as_fault)
     }
 
-    /// The path argument, or `None` where the pointer is null.
+    /// Reads the path argument; `None` if the pointer is null.
     pub fn optional_path(&self, index: usize) -> Result<Option<CString>, Errno> {
         if self.request.args[index] == 0 { Ok(None) } else { self.path(index).map(Some) }
     }
 
-    /// A string of at most `max` bytes, with its NUL.
+    /// Reads a string of at most `max` bytes, with its NUL.
     pub fn string(&self, index: usize, max: usize) -> Result<CString, Errno> {
         memory::read_c_string(self.request.pid, self.request.args[index], max).map_err(as_fault)
     }
 
-    /// `length` bytes that argument `index` points at.
+    /// Reads `length` bytes at argument `index`.
     pub fn bytes(&self, index: usize, length: usize) -> Result<Vec<u8>, Errno> {
         let mut bytes = vec![0; length];
         memory::read_exact(self.request.pid, self.request.args[index], &mut bytes).map_err(as_fault)?;
         Ok(bytes)
     }
 
-    /// Entry `entry` of the list of pointers that argument `index` points at.
+    /// Reads entry `entry` of the pointer list at argument `index`.
     pub fn word(&self, index: usize, entry: usize) -> Result<u64, Errno> {
         let mut bytes = [0; 8];
         let at = self.request.args[index].checked_add(8 * entry as u64).ok_or(Errno::FAULT)?;
@@ -165,7 +165,7 @@ impl Caller {
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// The string at `address`, or as much of it as `max` bytes hold.
+    /// Reads the string at `address`, cut at `max` bytes.
     pub fn argument(&self, address: u64, max: usize) -> Result<Vec<u8>, Errno> {
         match memory::read_c_string(self.request.pid, address, max) {
             Ok(text) => Ok(text.into_bytes()),
@@ -178,23 +178,23 @@ impl Caller {
         }
     }
 
-    /// Argument `index` as an `int`.
+    /// Returns argument `index` as an `int`.
     pub fn int(&self, index: usize) -> i32 {
         self.request.args[index] as i32
     }
 
-    /// Argument `index` as an `unsigned int`.
+    /// Returns argument `index` as an `unsigned int`.
     pub fn unsigned(&self, index: usize) -> u32 {
         self.request.args[index] as u32
     }
 
-    /// Holds its working directory.
+    /// Holds the working directory.
     pub fn cwd(&self) -> Result<OwnedFd, Errno> {
         self.ask(|thread| resolve::jump(thread.at(), c"cwd"))
     }
 
-    /// Where the directory is from which it names things relative to descriptor
-    /// `start`; `AT_FDCWD` is the working directory.
+    /// Returns the path of the directory in which descriptor `start` resolves relative names;
+    /// `AT_FDCWD` is the working directory.
     pub fn path_of(&self, start: i32) -> Result<Vec<u8>, Errno> {
         if start == libc::AT_FDCWD {
             return self.ask(|thread| resolve::link_text_at(thread.at(), c"cwd"));
@@ -203,17 +203,17 @@ impl Caller {
         self.ask(|thread| resolve::link_text_at(thread.at(), &name))
     }
 
-    /// Opens for writing which of its memory a dump of it would hold. Nobody else's.
+    /// Opens its own `coredump_filter`, the memory types that a dump contains, for writing.
     pub fn open_dump_filter(&self) -> Result<OwnedFd, Errno> {
         self.ask(|thread| openat(thread.at(), c"coredump_filter", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()))
     }
 
-    /// Holds its root.
+    /// Holds the root directory.
     pub fn root(&self) -> Result<OwnedFd, Errno> {
         self.ask(|thread| resolve::jump(thread.at(), c"root"))
     }
 
-    /// Holds the object behind its descriptor `number`, without its open file.
+    /// Holds the object of descriptor `number`, without its open file description.
     pub fn object(&self, number: i32) -> Result<OwnedFd, Errno> {
         let name = descriptor_name("fd", number)?;
         self.ask(|thread| resolve::jump(thread.at(), &name)).map_err(|errno| match errno {
@@ -222,7 +222,7 @@ impl Caller {
         })
     }
 
-    /// A copy of its descriptor `number`: the same open file.
+    /// Copies descriptor `number`: the copy shares the open file description.
     pub fn descriptor(&self, number: i32) -> Result<OwnedFd, Errno> {
         if number < 0 {
             return Err(Errno::BADF);
@@ -237,12 +237,12 @@ impl Caller {
         })
     }
 
-    /// Whether its descriptor `number` is open for writing.
+    /// Returns whether descriptor `number` is open for writing.
     pub fn is_writable(&self, number: i32) -> Result<bool, Errno> {
         Ok(self.open_flags(number)?.is_some_and(|flags| flags & libc::O_ACCMODE as u32 != 0))
     }
 
-    /// Whether its descriptor `number` only names something (`O_PATH`).
+    /// Returns whether descriptor `number` only names an object (`O_PATH`).
     pub fn is_name_alone(&self, number: i32) -> Result<bool, Errno> {
         Ok(self.open_flags(number)?.is_none_or(|flags| flags & libc::O_PATH as u32 != 0))
     }
@@ -253,18 +253,18 @@ impl Caller {
         Ok(field(&text, "flags:").and_then(|flags| u32::from_str_radix(flags, 8).ok()))
     }
 
-    /// Who it is.
+    /// Reads the caller's numbers and umask.
     pub fn identity(&self) -> Result<Identity, Errno> {
         self.ask(identity)
     }
 
-    /// Its process, as the host numbers it.
+    /// Returns the process number on the host.
     pub fn process(&self) -> Result<u32, Errno> {
         let tid = self.request.pid;
         if pidfd::is_first_thread(tid) { Ok(tid) } else { Ok(self.identity()?.process) }
     }
 
-    /// The program it runs.
+    /// Returns the path of the program.
     pub fn program(&self) -> Option<Vec<u8>> {
         self.ask(|thread| resolve::link_text_at(thread.at(), c"exe")).ok()
     }
@@ -281,7 +281,7 @@ impl Thread {
 
     fn read_file(&self, name: &CStr) -> Result<String, Errno> {
         let fd = openat(&self.directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        // Room for all of it: growing by little costs a call each time.
+        // Capacity for the whole file, because each growth of the buffer takes a further call.
         let mut text = Vec::with_capacity(USUAL_STATUS);
         std::fs::File::from(fd).take(MAX_STATUS).read_to_end(&mut text).map_err(|_| Errno::SRCH)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
@@ -299,7 +299,7 @@ fn descriptor_name(directory: &str, number: i32) -> Result<CString, Errno> {
     CString::new(format!("{directory}/{number}")).map_err(|_| Errno::BADF)
 }
 
-/// A process whose memory may not be read gets no answer about it.
+/// Turns EPERM into EACCES: the memory of such a process may not be read.
 fn as_fault(errno: Errno) -> Errno {
     if errno == Errno::PERM { Errno::ACCESS } else { errno }
 }

@@ -1,8 +1,7 @@
-//! A second look after a name was made. Between a decision and its act another broker of
-//! the same directory may have moved that directory, or made what was not there: then the
-//! name is guarded after all, and is taken back. Every broker looks after each of its acts,
-//! also after taking back, so the last act of those that together would plant something is
-//! always looked at.
+//! Checks a name again after it was made. Between a decision and its act, another broker of the
+//! same directory may have moved that directory, or made a file that was missing. The name may be
+//! guarded then, and is taken back. Every broker checks after each of its acts, also after taking
+//! back. So the last of several acts that together would plant a file is always checked.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,9 +25,9 @@ use crate::guards::view::join;
 use crate::guards::{SurveyError, Surveys, View, fold, open_host_root};
 use crate::powers::{Refusal, covers, creates_name, prefix_ends, to_path};
 
-/// How often something is taken back where others move it meanwhile.
+/// Most attempts to remove a file that others move meanwhile.
 const MAX_TAKEN_BACK: u32 = 64;
-/// How long a moved name is taken back at most: others move it meanwhile.
+/// Time-out for taking a moved name back: others may move it meanwhile.
 const TAKE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Service {
@@ -41,8 +40,8 @@ impl Service {
         }
     }
 
-    /// Is the name that was made at `place` still one that may be made? `decided` is the
-    /// path that was decided on.
+    /// Checks whether the name that was made at `place` is still permitted. `decided` is the path
+    /// that was decided on.
     fn confirm_name(&self, place: &Place, decided: &[u8], operation: Operation) -> Result<(), Failure> {
         if place.special {
             return Ok(());
@@ -50,7 +49,7 @@ impl Service {
         place.path_now()?.map_or(Ok(()), |now| self.confirm_path(&now, decided, operation))
     }
 
-    /// As [`confirm_name`](Self::confirm_name), for a name that is at `now`.
+    /// As [`confirm_name`](Self::confirm_name), for a name whose path is `now`.
     fn confirm_path(&self, now: &[u8], decided: &[u8], operation: Operation) -> Result<(), Failure> {
         if now != decided {
             self.permit(operation, now)?;
@@ -58,7 +57,7 @@ impl Service {
                 self.permit_link_at(now, operation)?;
             }
         }
-        // Its directory may have become a work tree meanwhile.
+        // The directory may have become a work tree meanwhile.
         let surveys = self.surveys.borrow();
         if let Some(root_length) = self.powers.root_length(now)
             && let Some(refusal) =
@@ -85,8 +84,7 @@ impl Service {
         Err(refused(operation, now, repository::refusal(now)))
     }
 
-    /// [`confirm_name`](Self::confirm_name) for a name that was just made and is removed
-    /// where it may not stay.
+    /// As [`confirm_name`](Self::confirm_name), for a new name, which is removed if it may not stay.
     pub(super) fn confirm_new(
         &self,
         (place, directory): (&Place, BorrowedFd<'_>),
@@ -98,18 +96,17 @@ impl Service {
             self.note_written(decided);
         } else {
             let flags = if operation == Operation::Mkdir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-            // Somebody else may have removed it: then it is gone as it should be.
+            // If another process has removed it already, there is nothing to do.
             let _ = unlinkat(directory, &place.name, flags);
         }
         confirmed
     }
 
-    /// The same for an opened file, which may have been there before: one that holds
-    /// nothing is removed.
+    /// The same for an opened file, which may have existed before: only an empty file is removed.
     pub(super) fn confirm_opened(&self, opened: &OwnedFd, decided: &[u8]) -> Result<(), Failure> {
         let confirmed = self.confirm_path(&Object::path_of(opened)?, decided, Operation::Create);
         if confirmed.is_err() {
-            // Its directory may be moved once more meanwhile.
+            // The directory may be moved once more meanwhile.
             for _ in 0..MAX_TAKEN_BACK {
                 let (now, stat) = (Object::path_of(opened)?, fstat(opened)?);
                 if stat.st_size != 0 || stat.st_nlink == 0 {
@@ -137,8 +134,8 @@ impl Service {
         }
     }
 
-    /// May a link be called `path`? What stands where a guarded name could be beneath
-    /// would make ordinary names mean guarded ones.
+    /// Checks whether a link may have the name `path`. If a guarded name could be beneath `path`,
+    /// the link would turn ordinary names into guarded ones.
     pub(super) fn permit_link_at(&self, path: &[u8], operation: Operation) -> Result<(), Failure> {
         self.permit_above_work_tree(path, true, operation)?;
         if self.powers.units_carried_by(&to_path(path)).is_empty()
@@ -151,8 +148,9 @@ impl Service {
         Err(refused(operation, path, Refusal { rule, grant: Some(Grant::Write(to_path(path))) }))
     }
 
-    /// May a link, or a directory that was another's, be called `path`? Not where the settings
-    /// of a module name a work tree there or beneath: git would write where the link leads.
+    /// Checks whether a link, or a directory from elsewhere, may have the name `path`. Refuses if
+    /// the settings of a module name a work tree there or beneath: git would write to the target of
+    /// the link.
     pub(super) fn permit_above_work_tree(
         &self,
         path: &[u8],
@@ -175,8 +173,8 @@ impl Service {
         Ok(())
     }
 
-    /// Looks again at what was moved, and takes it away where it may not stay. Taking away is
-    /// a move as well, and other brokers move meanwhile: it is looked at until it is good.
+    /// Checks a moved name again, and takes it back if it may not stay. Taking back is a move too,
+    /// and other brokers move meanwhile, so the check repeats until it passes.
     pub(super) fn confirm_moved(
         &self,
         (old, from, from_decided): (&Place, BorrowedFd<'_>, &[u8]),
@@ -193,10 +191,10 @@ impl Service {
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         let mut confirmed = look(new, to_decided);
         if confirmed.is_err() && !exchange {
-            // It fails where its own name was taken meanwhile.
+            // Fails if its old name was taken meanwhile.
             let _ = renameat_with(to, &new.name, from, &old.name, RenameFlags::NOREPLACE);
         }
-        // A name that was freed for a moment is looked at as well.
+        // The old name is checked too, because it was free for a moment.
         for (place, directory, decided) in [(new, to, to_decided), (old, from, from_decided)] {
             let deadline = Instant::now() + TAKE_BACK_TIMEOUT;
             while let Err(failure) = look(place, decided) {
@@ -228,7 +226,8 @@ impl Service {
         }
     }
 
-    /// What a survey of the writable trees says of `path`, see [`guards`](crate::guards).
+    /// Returns the refusal of `path` by the survey of the writable trees, see
+    /// [`guards`](crate::guards).
     pub(super) fn refusal_of_place(&self, operation: Operation, path: &[u8]) -> Option<Refusal> {
         self.first.as_ref()?;
         let root_length = self.powers.root_length(path)?;
@@ -254,8 +253,8 @@ impl Service {
             .or_else(|| surveys.refusal_in_work_tree(operation, root_length, path, &exists))
     }
 
-    /// Why nothing is made where it could not be looked at what is there: by a descriptor a run
-    /// works in a directory that it has closed to everybody.
+    /// Returns the refusal of a new name if a look-up of existing files failed. By a descriptor, a
+    /// run can work in a directory whose permissions it has removed.
     pub(super) fn refusal_in_the_dark(&self, operation: Operation, path: &[u8]) -> Option<Refusal> {
         (self.looked_in_vain.get() && creates_name(operation)).then(|| Refusal {
             rule: "a directory that is closed, so that nobody can look at what is there".to_owned(),
@@ -263,17 +262,17 @@ impl Service {
         })
     }
 
-    /// What `path` is in a repository of the person's that is not called `.git`.
+    /// Returns the part that `path` is of a user's bare repository, one that is not called `.git`.
     pub(super) fn bare_part(&self, path: &[u8]) -> Option<GitPart> {
         self.surveys.borrow().bare_part(self.powers.root_length(path)?, path)
     }
 
-    /// Why this is not done to `path` in one, where its name does not say that it is harmless.
+    /// Returns the refusal of an operation on such a part, unless its name shows that it is harmless.
     pub(super) fn refusal_in_bare(&self, operation: Operation, path: &[u8]) -> Option<Refusal> {
         self.bare_part(path).filter(|part| !part.permits(operation)).map(|_| repository::refusal(path))
     }
 
-    /// Surveys what was not surveyed yet.
+    /// Surveys the writable roots that were not surveyed yet.
     pub(super) fn make_surveys(&self) -> Result<(), Errno> {
         let Some(first) = &self.first else { return Ok(()) };
         let mut surveys = self.surveys.borrow_mut();
@@ -283,8 +282,8 @@ impl Service {
         Ok(())
     }
 
-    /// What leads to a place of the host is read by the host, and so is the host's to show:
-    /// a run may see another `/tmp`, and nothing of what is hidden from it.
+    /// Surveys a place of the host in the host's view, because the host's programs read it there: a
+    /// run may see another `/tmp`, and no hidden paths.
     fn complete_surveys(&self, surveys: &mut Surveys, host: BorrowedFd<'_>, own: BorrowedFd<'_>) {
         let (host, own) = (View::new(host), View::new(own).without(self.powers.hidden()));
         if let Some((inside, tree)) = self.powers.renamed_workspace().filter(|(inside, _)| !surveys.knows(inside)) {
@@ -295,13 +294,13 @@ impl Service {
         surveys.guard_parts_of(self.powers.workspace());
     }
 
-    /// Whether `path` is guarded, granted or not.
+    /// Returns whether `path` is guarded, granted or not.
     pub(super) fn is_guarded(&self, path: &[u8]) -> bool {
         self.powers.has_guarded_name(path) || self.surveys.borrow().refusal(0, path).is_some()
     }
 
-    /// Refuses to take away what holds a repository with settings together. Not where the
-    /// settings are judged by their names, whatever lies beside them.
+    /// Refuses to remove a part without which a directory with settings is no repository. Does not
+    /// apply to parts that are judged by their names.
     pub(super) fn permit_unmaking(&self, path: &[u8], operation: Operation) -> Result<(), Failure> {
         if operation == Operation::Remove && self.powers.is_known_part(path) {
             return Ok(());
@@ -312,8 +311,8 @@ impl Service {
         Err(refused(operation, path, repository::refusal(path)))
     }
 
-    /// May the file with `stat`, reached by `path`, be changed? One that has a guarded
-    /// name as well is the guarded file.
+    /// Checks whether the file with `stat`, reached by `path`, may be changed. A file that also has
+    /// a guarded name is guarded.
     pub(super) fn permit_linked(&self, stat: &Stat, path: &[u8], operation: Operation) -> Result<(), Failure> {
         if !self.surveys.borrow().is_linked(stat) || self.is_guarded(path) || self.powers.is_named(path) {
             return Ok(());
@@ -323,16 +322,15 @@ impl Service {
     }
 }
 
-/// Gives what is at `place` a name beside it that means nothing and that nobody can have
-/// taken before.
+/// Renames the object at `place` to an unguessable name beside it, which has no meaning.
 fn put_aside(directory: BorrowedFd<'_>, place: &Place) {
     let Ok(end) = unguessable_name() else { return };
     let Ok(name) = CString::new(format!("taken-back-{end}")) else { return };
-    // What is gone by now needs no other name.
+    // Fails if the object is gone, which is fine.
     let _ = renameat_with(directory, &place.name, directory, &name, RenameFlags::NOREPLACE);
 }
 
-/// The names in a held directory that spell `inner`, which has one component or more.
+/// Returns a path in a held directory that spells `inner`, which has one component or more. Case is folded.
 pub(super) fn find_spelled(directory: BorrowedFd<'_>, inner: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
     let (first, rest) = match inner.iter().position(|b| *b == b'/') {
         Some(at) => (&inner[..at], Some(&inner[at + 1..])),

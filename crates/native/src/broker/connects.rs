@@ -1,7 +1,6 @@
-//! Connecting to internet addresses. A program's own network is its own affair;
-//! whoever is outside is decided on by name or address, dialled by the door, and
-//! the program's socket is then connected, on its behalf, to where the door
-//! listens.
+//! Connects to internet addresses. Connections inside the run's own network need no decision. For a
+//! target outside, the broker decides by name or address, and the egress proxy dials it. The broker
+//! then connects the program's socket, on its behalf, to the listener of the proxy.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,27 +24,26 @@ use super::sockets::Connection;
 use crate::powers::Refusal;
 use crate::way_out::WayOut;
 
-/// The port on which names are asked for.
+/// Port of DNS name servers.
 const NAMES_PORT: u16 = 53;
-/// How long a socket that does not wait is held while its target is dialled.
-/// Most targets answer or refuse by then, and the call tells the truth about
-/// them; later than that, the program's other work counts for more.
+/// Time-out of a dial for a non-blocking socket. Most targets answer or refuse by then, and the
+/// call reports their true outcome. A longer wait would delay the program's other work.
 const DIALLED_WITHIN: Duration = Duration::from_secs(1);
 
-/// Where a connect leads.
+/// Route of a connect.
 enum Road {
-    /// To a program of the run itself, or to nobody.
+    /// To a program of the run itself, or to an address without a listener.
     Inside,
-    /// To the door itself.
+    /// To a service of the egress proxy itself.
     Offered(Offer),
-    /// To a server of the run's own on the host's loopback.
+    /// To a server of the run on the host's loopback.
     Server(Arc<KeptPort>),
-    /// Outside.
+    /// To a target outside.
     Out(Target, Permit),
 }
 
 impl Service {
-    /// Carries out a connect of a stream to an internet address.
+    /// Carries out a connect of a stream socket to an internet address.
     pub(super) fn connect_out(
         &self,
         id: u64,
@@ -82,8 +80,8 @@ impl Service {
         Ok(Step::Dialling(dialling))
     }
 
-    /// Whether a connect to this address may be more than the run's own affair:
-    /// then its caller is to be known.
+    /// Returns whether a connect to this address may lead out of the run's own network. The caller
+    /// must then be known.
     pub(super) fn may_lead_out(&self, dialled: SocketAddr) -> bool {
         let target = Target { host: Host::of(dialled.ip()), port: dialled.port() };
         !self.has_own_network()
@@ -92,23 +90,23 @@ impl Service {
             || self.powers.reach.decide(&target).is_ok()
     }
 
-    /// Whether a loopback address is the run's own affair, at a level where it has its own.
-    /// Not where a server of the host has that port: it is meant then, with a grant, or
-    /// without one where nobody inside has the port.
+    /// Returns whether a loopback address stays in the run's own network, at a level where it has
+    /// one. A port of a server on the host is an exception. With a grant, the connect leads to that
+    /// server. Without a grant it does so only if no process of the run listens on the port.
     fn stays_inside(&self, (dialled, who): (SocketAddr, &Actor), is_granted: bool) -> bool {
         if !self.has_own_network() || !dialled.ip().is_loopback() {
             return false;
         }
         match (who.pid, is_granted) {
             (_, true) => self.level == Level::Full && !is_served(dialled.port()),
-            // Who calls is known only where the host has the port, see `may_lead_out`.
+            // The caller is known only if the host has the port, see `may_lead_out`.
             (Some(pid), false) => !self.host_serves(dialled.port()) || is_served_around(pid, dialled.port()),
             (None, false) => true,
         }
     }
 
-    /// Whether a server of the host has a port, where this run has a network of its own. In
-    /// a container it is known of those that were there when the command began.
+    /// Returns whether a server of the host has a port, if this run has a network of its own. In a
+    /// container only the servers from before the command's start are known.
     fn host_serves(&self, port: u16) -> bool {
         match &self.powers.own_network {
             Some(hosts) => hosts.contains(&port),
@@ -116,7 +114,7 @@ impl Service {
         }
     }
 
-    /// Whether what listens around is the run's own.
+    /// Returns whether the run has a network of its own, so that all listeners in it are the run's.
     pub(super) fn has_own_network(&self) -> bool {
         self.level == Level::Full || self.powers.own_network.is_some()
     }
@@ -144,8 +142,9 @@ impl Service {
         }
     }
 
-    /// The run's own server at an address of the host's loopback, where there is nobody else's.
-    /// Where nobody listens there is nothing to decide on.
+    /// Returns the run's own server at an address of the host's loopback, if no other process
+    /// listens on the port. Without any listener the connect is refused, because there is nothing
+    /// to decide on.
     fn own_server(&self, dialled: SocketAddr) -> Result<Option<Arc<KeptPort>>, Errno> {
         if self.has_own_network() || !dialled.ip().is_loopback() {
             return Ok(None);
@@ -158,13 +157,13 @@ impl Service {
     }
 }
 
-/// A refusal of a target, ready to be recorded.
+/// Returns a refusal of a target, ready to be recorded.
 pub(super) fn unreached(target: &Target, refusal: Refusal) -> Denied {
     Denied { operation: Operation::Connect, object: target.to_string().into_bytes(), layer: Layer::Network, refusal }
 }
 
-/// What a program that connects to this address means, whichever form it has: an
-/// address of no host in particular is the loopback's.
+/// Returns the address that a connect to `ip` reaches, in canonical form: the unspecified address
+/// means the loopback.
 pub(super) fn plain(ip: IpAddr, port: u16) -> SocketAddr {
     let ip = match ip.to_canonical() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
@@ -178,11 +177,11 @@ fn named(who: &Actor) -> Who {
     Who { pid: who.pid, program: who.program.clone().map(RawText::from) }
 }
 
-/// A program's socket that waits for the door.
+/// A program's socket that waits for the egress proxy.
 struct Arrival {
     id: u64,
     socket: OwnedFd,
-    /// As the program gave it.
+    /// The address as the program passed it.
     address: Vec<u8>,
     dialled: SocketAddr,
     notifier: Arc<Notifier>,
@@ -190,14 +189,14 @@ struct Arrival {
 }
 
 impl Arrival {
-    /// Connects the socket to where the door says, and answers the call.
+    /// Connects the socket to the address that the proxy announced, and answers the call.
     fn take(self, told: Result<Announced, DialFailure>) {
         let announced = match told {
             Ok(announced) => announced,
             Err(failure) => return self.answer(Err(failure.errno())),
         };
         let (id, notifier, pool) = (self.id, self.notifier.clone(), self.pool.clone());
-        // The caller's socket may wait, where the door's queue is full.
+        // The connect may block if the proxy's accept queue is full.
         let job = Box::new(move || {
             let answer = self.connect(announced);
             self.answer(answer);
@@ -222,13 +221,12 @@ impl Arrival {
 
     fn answer(&self, connected: Result<(), Errno>) {
         let answer = connected.map_or_else(Answer::Error, |()| Answer::Value(0));
-        // It fails only where the caller is gone: there is nobody to tell.
+        // Fails only if the caller is gone, so the error has no receiver.
         let _ = self.notifier.answer(self.id, answer);
     }
 }
 
-/// An address as a socket of `domain` takes it (`struct sockaddr_in`,
-/// `struct sockaddr_in6`).
+/// Encodes an address for a socket of `domain` (`struct sockaddr_in`, `struct sockaddr_in6`).
 pub(super) fn address_for(domain: AddressFamily, to: SocketAddr) -> Vec<u8> {
     let mut bytes = domain.as_raw().to_ne_bytes().to_vec();
     bytes.extend_from_slice(&to.port().to_be_bytes());

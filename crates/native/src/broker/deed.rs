@@ -1,7 +1,6 @@
-//! A call as it was asked for: every path resolved to objects that are held,
-//! every argument copied, the mode masked. It can be carried out now, or kept
-//! while a person is asked and carried out later, with the powers of then;
-//! nothing is read of the caller a second time.
+//! A deed is a system call that was read: every path is resolved to held objects, every argument is
+//! copied, the mode is masked. A deed can be carried out now, or held while an approver is asked
+//! and carried out later, with the powers of that time. The broker reads nothing of the caller again.
 
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
@@ -17,14 +16,14 @@ use super::service::{Failure, Reply, Service};
 use super::sockets::Connection;
 use super::walk::{Object, Place};
 
-/// One call, ready to be carried out.
+/// A system call that is ready to be carried out.
 pub(super) enum Deed {
-    /// Opens a name that only a file can have.
+    /// Opens a name, which must be of a file.
     Open {
         place: Place,
         wish: Wish,
     },
-    /// Opens anew what a descriptor holds.
+    /// Opens the object of a descriptor again.
     Reopen {
         object: Object,
         wish: Wish,
@@ -48,7 +47,7 @@ pub(super) enum Deed {
         place: Place,
         text: CString,
     },
-    /// Makes a second name for a file.
+    /// Makes a hard link to a file.
     MakeName {
         source: Object,
         new: Place,
@@ -62,23 +61,23 @@ pub(super) enum Deed {
         new: Place,
         flags: RenameFlags,
     },
-    /// Changes what is known about an object, or its length.
+    /// Changes an object's metadata or length.
     Change {
         object: Object,
         change: Change,
     },
     Connect(Connection),
-    /// Makes a socket file, its mode without the bits of `mask`.
+    /// Makes a socket file; its mode lacks the bits of `mask`.
     Bind {
         socket: OwnedFd,
         place: Place,
         mask: Mode,
     },
-    /// Starts a program: the kernel does.
+    /// Starts a program; the kernel carries it out.
     Run(Start),
 }
 
-/// What becomes of an object.
+/// Change of an object.
 pub(super) enum Change {
     Length(u64),
     Mode(u32),
@@ -88,34 +87,34 @@ pub(super) enum Change {
     RemoveAttribute { name: CString },
 }
 
-/// How far a deed came.
+/// Progress of a deed.
 pub(super) enum Step {
-    /// It is done.
+    /// The call is done.
     Done(Reply),
-    /// The name is a link, which is held: its reader goes on behind it.
+    /// The name is a held symbolic link: the caller of this code continues at its target.
     Link(OwnedFd),
-    /// The rest may wait, so another thread does it and answers.
+    /// The rest may block, so another thread does it and answers.
     Work(Work),
-    /// The door dials, and its thread answers.
+    /// The egress proxy dials, and its thread answers.
     Dialling(Dialling),
 }
 
-/// What another thread does.
+/// Work for another thread.
 pub(super) struct Work {
     pub job: Job,
-    /// A pipe whose opening waits for the other end.
+    /// The pipe, if an open waits for its other end.
     pub pipe: Option<OwnedFd>,
 }
 
 impl Step {
-    /// A call that returns 0.
+    /// Returns the step of a call that returns 0.
     pub fn zero() -> Self {
         Self::Done(Reply::Value(0))
     }
 }
 
 impl Deed {
-    /// The names that it is about.
+    /// Returns the names that the deed acts on.
     pub fn places(&self) -> impl Iterator<Item = &Place> {
         let (one, other) = match self {
             Self::Open { place, .. }
@@ -132,8 +131,8 @@ impl Deed {
         one.into_iter().chain(other)
     }
 
-    /// The object that it changes, or gives one more name by which it can be
-    /// changed; none of its names.
+    /// Returns the object that the deed changes, or gives another name by which it can be changed;
+    /// not the objects of its places.
     pub fn changed_object(&self) -> Option<&Object> {
         match self {
             Self::Reopen { object, .. } | Self::Change { object, .. } => Some(object),
@@ -142,12 +141,12 @@ impl Deed {
         }
     }
 
-    /// Whether it may change what has its names, and not the names alone.
+    /// Returns whether the deed may change the objects of its names, and not only the names.
     pub fn rewrites(&self) -> bool {
         !matches!(self, Self::Remove { .. })
     }
 
-    /// The object that it holds.
+    /// Returns the object that the deed holds.
     pub fn object(&self) -> Option<&Object> {
         match self {
             Self::Reopen { object, .. } | Self::Change { object, .. } => Some(object),
@@ -161,8 +160,8 @@ impl Deed {
 }
 
 impl Service {
-    /// Decides on a deed with the powers of now and carries it out. `id` is the
-    /// notification that another thread would answer.
+    /// Decides on a deed with the current powers and carries it out. `id` is the notification that
+    /// another thread would answer.
     pub(super) fn perform(&self, id: u64, deed: &Deed) -> Result<Step, Failure> {
         self.prepare_stage(deed)?;
         self.keep_for_undo(deed)?;

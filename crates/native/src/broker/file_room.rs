@@ -1,8 +1,8 @@
-//! Room for files that are larger than a small limit of the disk already. The kernel holds
-//! the size of each file to that limit (RLIMIT_FSIZE), which is of what the run writes: one
-//! that was there before may be written to, and grow by as much as a new one.
+//! Raises the file size limit for files that are larger than a small disk limit already. The kernel
+//! enforces that limit per file (RLIMIT_FSIZE), but the limit is for data that the run writes. A
+//! file from before the run may still be written, and may grow by as much as a new file.
 //!
-//! It must not know who watches what is written.
+//! This module must not know which process watches the writes.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,22 +19,22 @@ use super::service::{Reply, Service};
 use crate::limits::make_room;
 use crate::powers::Refusal;
 
-/// Files that are remembered; for more there is no room.
+/// Most files that are remembered. Further files get no raised limit.
 const FILES_MAX: usize = 100_000;
 
-/// What each file had when the run first opened it for writing.
+/// Allocated size of each file when the run first opened it for writing.
 pub(super) struct FileRoom {
     disk: u64,
     allocated: RefCell<HashMap<(u64, u64), u64>>,
 }
 
 impl FileRoom {
-    /// For a run that may write `disk` bytes.
+    /// Creates the table for a run that may write `disk` bytes.
     pub(super) fn new(disk: u64) -> Self {
         Self { disk, allocated: RefCell::default() }
     }
 
-    /// Makes room for what `process` is about to get.
+    /// Raises the limit of `process` for the file that it is about to receive.
     pub(super) fn make(&self, process: u32, step: &Step) {
         let Step::Done(Reply::Descriptor { fd, .. }) = step else { return };
         let Ok(stat) = fstat(fd) else { return };
@@ -49,7 +49,8 @@ impl FileRoom {
         }
     }
 
-    /// What the file had at first. An empty one is new, whatever had its number before.
+    /// Returns the allocated bytes of the file when first opened, or fewer if it became smaller. An
+    /// empty file is new, even if an older file had its inode number.
     fn allocated_before(&self, file: (u64, u64), allocated: u64) -> u64 {
         let mut known = self.allocated.borrow_mut();
         if known.len() >= FILES_MAX && !known.contains_key(&file) {
@@ -62,8 +63,8 @@ impl FileRoom {
 }
 
 impl Service {
-    /// A file is made longer, with a hole: the kernel does it, or refuses it and tells the
-    /// program alone. That is told here.
+    /// Handles an `ftruncate` that lengthens a file. The kernel carries it out, or refuses it and
+    /// reports that to the program alone; the broker therefore records the refusal.
     pub(super) fn lengthen(&self, caller: &Caller) -> Step {
         if let Some(denied) = too_long(caller) {
             self.record(caller, denied);
@@ -75,7 +76,7 @@ impl Service {
 fn too_long(caller: &Caller) -> Option<Denied> {
     let length = caller.request.args[1];
     let process = Pid::from_raw(i32::try_from(caller.request.pid).ok()?)?;
-    // None at all is left where the run is ended already.
+    // The limit is zero once the run is being ended.
     let most = file_size_limit(process).ok()?.current.filter(|most| *most > 0 && *most < length)?;
     let stat = fstat(caller.object(caller.int(0)).ok()?).ok()?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;

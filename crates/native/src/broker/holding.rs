@@ -1,5 +1,5 @@
-//! Holding what lacks a power until it is answered: a call, which is then carried
-//! out on the very objects that were shown, or a request to the door.
+//! Holds a call or a request to the egress proxy that lacks a power, until the answer arrives. A
+//! call is then carried out on the very objects that were shown to the approver.
 
 use std::os::fd::AsFd;
 
@@ -19,26 +19,26 @@ use super::service::{Failure, Reply, Service};
 use super::view::Pins;
 use crate::powers::Refusal;
 
-/// Calls that may wait at once, if there are descriptors for them.
+/// Most calls that wait at the same time, if there are enough descriptors.
 const MAX_WAITERS: u64 = 4096;
-/// Descriptors that a waiting call may hold: of two directories and what has
-/// the two names in them.
+/// Descriptors that a waiting call may hold: two directories, and the objects with the two names in
+/// them.
 const DESCRIPTORS_OF_WAITER: u64 = 4;
-/// Descriptors left to everything else.
+/// Descriptors reserved for all other uses.
 const OTHER_DESCRIPTORS: u64 = 256;
-/// Questions that one call may raise, one after the other: both ends of a
-/// rename, and every protected name that a directory carries.
+/// Most questions that one call may raise in sequence: both ends of a rename, and every protected
+/// name in a moved directory.
 const MAX_ROUNDS: u8 = 8;
 
-/// Something that waits for an answer.
+/// A call or request that waits for an answer.
 pub(super) struct Waiter {
     wanted: Wanted,
     who: Actor,
-    /// What it was asked for with.
+    /// The refusal that raised the question.
     denied: Denied,
 }
 
-/// What goes on with a yes.
+/// Work that continues after a grant.
 enum Wanted {
     Call(Box<Call>),
     Request(Request),
@@ -53,13 +53,13 @@ struct Call {
 }
 
 impl Waiter {
-    /// One that asked the door.
+    /// Creates the waiter for a request to the egress proxy.
     pub fn request(request: Request, denied: Denied) -> Self {
         Self { who: request.actor(), wanted: Wanted::Request(request), denied }
     }
 }
 
-/// An empty table with as much room as this process's descriptors allow.
+/// Creates an empty table, sized by the descriptor limit of this process.
 pub(super) fn table() -> Holds<Waiter> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     let room = limit.saturating_sub(OTHER_DESCRIPTORS) / DESCRIPTORS_OF_WAITER;
@@ -67,8 +67,7 @@ pub(super) fn table() -> Holds<Waiter> {
 }
 
 impl Service {
-    /// What is not among the powers waits for an answer, where that can help;
-    /// else it is recorded and refused.
+    /// Holds a refused call if an answer can help; else records and refuses it.
     pub(super) fn refuse(&mut self, caller: &Caller, deed: Option<Deed>, mut denied: Denied) {
         let id = caller.request.id;
         if let Some(step) = deed.as_ref().and_then(|deed| self.make_empty(deed, &|| caller.program())) {
@@ -90,7 +89,7 @@ impl Service {
         match Pins::of(&deed) {
             Ok(pins) => {
                 let who = self.actor(caller);
-                // What was read of somebody else's process is nobody's question.
+                // The data may be of another process if the caller is gone.
                 if self.notifier.is_valid(id) {
                     let wanted = Wanted::Call(Box::new(Call { id, deed, pins, round: 1 }));
                     self.hold(key, Waiter { wanted, who, denied });
@@ -100,7 +99,7 @@ impl Service {
         }
     }
 
-    /// Whether this was refused by an answer; then it is counted.
+    /// Returns whether an earlier answer refused this already; counts the refusal then.
     pub(super) fn is_settled(&mut self, key: &Key) -> bool {
         let Some(denial) = self.holds.refused(key) else { return false };
         self.ledger().count(denial, 1);
@@ -120,8 +119,8 @@ impl Service {
         }
     }
 
-    /// Somebody answered. Powers are added also where nobody waits any more: the
-    /// record says that the attempt has them.
+    /// Handles an answer. Granted powers are added even if no call waits any more, because the
+    /// audit log lists them as powers of the attempt.
     pub(super) fn answered(&mut self, HoldId(id): HoldId, answer: HeldAnswer) {
         let hold = self.holds.take(id);
         let grants = match answer {
@@ -143,7 +142,7 @@ impl Service {
         }
     }
 
-    /// Refuses all that is held, and holds nothing from now on.
+    /// Refuses all held calls, and holds nothing from now on.
     pub(super) fn hold_nothing(&mut self) {
         self.holds_calls = false;
         for id in self.holds.ids() {
@@ -151,7 +150,7 @@ impl Service {
         }
     }
 
-    /// Holds the roots that were added, so that opens beneath them are short.
+    /// Opens the added roots, so that opens beneath them take the fast path.
     fn hold_roots(&self, grants: &[Grant]) {
         let Some(first) = &self.first else { return };
         let written = grants.iter().filter(|grant| matches!(grant, Grant::Write(_))).filter_map(Grant::path);
@@ -162,8 +161,8 @@ impl Service {
         }
     }
 
-    /// The answer did not cover the whole call: a second name may lack a power
-    /// of its own.
+    /// Raises the next question of a call, or refuses it. The answer may cover only a part of the
+    /// call: a second name may lack a power of its own.
     fn ask_again_or_refuse(&mut self, mut waiter: Waiter, denied: Denied) {
         let key = Key::of(&denied.refusal, &denied.object);
         let is_new = denied.refusal.grant != waiter.denied.refusal.grant;
@@ -180,7 +179,7 @@ impl Service {
         }
     }
 
-    /// Refuses somebody who waited, and records that.
+    /// Refuses a waiter and records that.
     fn refuse_waiter(&self, wanted: Wanted, who: Actor, denied: Denied) {
         match wanted {
             Wanted::Call(call) => {
@@ -203,8 +202,7 @@ impl Service {
         self.holds.refuse(hold.key, denial);
     }
 
-    /// Lets a waiter go on with the powers of now. It comes back where they do
-    /// not suffice.
+    /// Carries a waiter out with the current powers. Returns it if they do not suffice.
     fn carry_out(&mut self, waiter: Waiter) -> Option<(Waiter, Denied)> {
         let Waiter { wanted, who, denied } = waiter;
         let (wanted, lacked) = match wanted {
@@ -220,7 +218,8 @@ impl Service {
         Some((Waiter { wanted, who, denied }, lacked))
     }
 
-    /// Carries a held call out with the powers of now, and tells what it lacks.
+    /// Carries a held call out with the current powers. Returns the refusal if a power is still
+    /// lacking.
     fn carry_out_call(&mut self, call: &Call, who: &Actor, asked: &Denied) -> Option<Denied> {
         let id = call.id;
         if !self.notifier.is_valid(id) {
@@ -231,8 +230,8 @@ impl Service {
             return None;
         }
         match self.perform(id, &call.deed) {
-            // Neither is what was shown: a name that became a link, or a call
-            // whose arguments the kernel would read again.
+            // Neither was shown to the approver: a name that became a link, or a call whose
+            // arguments the kernel would read again.
             Ok(Step::Done(Reply::Continue)) if !matches!(call.deed, Deed::Run(_)) => {
                 self.refuse_changed(id, who, asked)
             }
@@ -253,7 +252,7 @@ impl Service {
         None
     }
 
-    /// What was agreed to is not there any more.
+    /// Refuses a call whose objects changed since the question was raised.
     fn refuse_changed(&self, id: u64, who: &Actor, asked: &Denied) {
         let Denied { operation, object, .. } = asked.clone();
         let refusal = Refusal { rule: "it changed while the question stood".to_owned(), grant: None };
@@ -261,14 +260,14 @@ impl Service {
         self.fail(id, Errno::ACCESS);
     }
 
-    /// The end: nobody waits for anything any more.
+    /// Withdraws all open questions at the end of the run.
     pub(super) fn withdraw_all(&mut self) {
         for id in self.holds.sweep_all() {
             self.ledger().tell(BrokerEvent::Withdrawn(HoldId(id)));
         }
     }
 
-    /// Lets go of waiters that are gone.
+    /// Drops waiters whose callers are gone.
     pub(super) fn look_after_holds(&mut self) {
         let notifier = self.notifier.clone();
         let waits = |waiter: &Waiter| match &waiter.wanted {
@@ -280,7 +279,7 @@ impl Service {
         }
     }
 
-    /// The end of what was refused: what of it needs no power is done all the same.
+    /// Ends a refused call: carries out the part that needs no power, if there is one.
     fn fail_refused(&self, id: u64, deed: Option<&Deed>, program: ProgramOf<'_>) {
         let done = deed.filter(|_| self.notifier.is_valid(id)).and_then(|deed| self.leave_out(deed, program));
         self.end_refused(id, done);
@@ -288,13 +287,13 @@ impl Service {
 
     fn end_refused(&self, id: u64, done: Option<Step>) {
         match done {
-            // It fails only where the caller is gone.
+            // Fails only if the caller is gone.
             Some(Step::Done(reply)) => drop(self.reply(id, reply)),
             _ => self.fail(id, Errno::ACCESS),
         }
     }
 
-    /// Tells the caller how its call ended.
+    /// Sends the result of a call to its caller.
     pub(super) fn reply(&self, id: u64, reply: Reply) -> Result<(), Errno> {
         match reply {
             Reply::Value(value) => self.notifier.answer(id, Answer::Value(value)),
@@ -309,7 +308,7 @@ impl Service {
     }
 
     pub(super) fn fail(&self, id: u64, errno: Errno) {
-        // It fails only where the caller is gone: there is nobody to tell.
+        // Fails only if the caller is gone, so the error has no receiver.
         let _ = self.notifier.answer(id, Answer::Error(errno));
     }
 }

@@ -1,8 +1,8 @@
-//! The table of held calls: which questions stand open and who waits behind
-//! each. One object, one question: who needs the same right on the same object
-//! waits behind the first, and what was refused once is refused without asking.
+//! Table of held calls: the open questions and the waiters behind each. There is one question per
+//! object. A caller that needs the same right on the same object waits behind the first, and a
+//! right that was refused once is refused without a question.
 //!
-//! Pure: what waits is only known by its notification. Everything is bounded.
+//! Pure: the table makes no system calls, and its waiters are opaque. All sizes are limited.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,16 +10,16 @@ use stockade_model::{Denial, Grant};
 
 use crate::powers::Refusal;
 
-/// Questions that may stand open at once.
+/// Most questions that may be open at the same time.
 const MAX_OPEN: usize = 1000;
-/// Objects that stay refused without asking. Once there are as many, nothing
-/// new is asked: such a program tries everything.
+/// Most objects that are refused without a question. After that many refusals no new question is
+/// asked, because such a program tries everything.
 const MAX_REFUSED: usize = 1000;
-/// Waiters looked at in one round: asking the kernel about each costs time that
-/// grows with their number.
+/// Waiters that are checked in one round. The kernel is asked about each, which takes time in
+/// proportion to their number.
 const SWEPT_AT_ONCE: usize = 256;
 
-/// What a question is about.
+/// Subject of a question.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     right: Right,
@@ -37,28 +37,27 @@ enum Right {
 }
 
 impl Key {
-    /// The question about `object` that the grant of `refusal` would answer,
-    /// where a power added later can be made real in place. What is hidden stays
-    /// hidden until another attempt.
+    /// Returns the question about `object` that the grant of `refusal` would answer, if the power
+    /// can be added to a running sandbox. Hidden files stay hidden until another attempt.
     pub fn of(refusal: &Refusal, object: &[u8]) -> Option<Self> {
         let mut object = object.to_vec();
         let right = match refusal.grant.as_ref()? {
             Grant::Write(_) => Right::Write,
             Grant::Socket(_) => Right::Socket,
-            // One program may stand in several rules: a no to `git push` says
-            // nothing about `git commit`.
+            // Several rules may be about one program: a refusal of `git push` does not concern
+            // `git commit`.
             Grant::Exec(_) => {
                 object.push(0);
                 object.extend_from_slice(refusal.rule.as_bytes());
                 Right::Exec
             }
             Grant::Connect(_) => Right::Connect,
-            // A program that does it twice is asked about once, whatever its arguments are.
+            // A program that does it twice raises one question, with any arguments.
             Grant::Effect(wanted) => {
                 object = wanted.to_string().into_bytes();
                 Right::Effect
             }
-            // Each secret is a question of its own, wherever it is on its way to.
+            // Each secret has a question of its own, for any destination.
             Grant::Secret(wanted) => {
                 object.push(0);
                 object.extend_from_slice(wanted.name().as_bytes());
@@ -70,22 +69,22 @@ impl Key {
     }
 }
 
-/// One open question.
+/// An open question.
 pub(super) struct Hold<W> {
     pub key: Key,
-    /// As it was told.
+    /// The refusal as it was reported.
     pub denial: Denial,
-    /// Who waits, the first one first.
+    /// The waiters, in order of arrival.
     pub waiters: Vec<W>,
 }
 
-/// Where a waiter was put.
+/// Result of adding a waiter.
 pub(super) enum Placed<W> {
-    /// It is the first: ask, under this number.
+    /// The waiter is the first: ask the question with this number.
     Asked(u64),
-    /// Somebody waits for the same already.
+    /// Another waiter waits for the same answer already.
     Behind,
-    /// There is no room: it is given back.
+    /// The table is full; the waiter is returned.
     Full(W),
 }
 
@@ -101,7 +100,7 @@ pub(super) struct Holds<W> {
 }
 
 impl<W> Holds<W> {
-    /// A table with room for so many waiters.
+    /// Creates a table with room for `max_waiters`.
     pub fn new(max_waiters: usize) -> Self {
         Self {
             max_waiters,
@@ -118,13 +117,12 @@ impl<W> Holds<W> {
         self.open.is_empty()
     }
 
-    /// The refusal that settled this already.
+    /// Returns the refusal that answered this question before.
     pub fn refused(&self, key: &Key) -> Option<&Denial> {
         self.refused.get(key)
     }
 
-    /// Puts a waiter behind the question for `key`, or makes it the first;
-    /// `denial` is what would be asked.
+    /// Adds a waiter to the question for `key`, or opens the question; `denial` is its content.
     pub fn place(&mut self, key: Key, waiter: W, denial: impl FnOnce() -> Denial) -> Placed<W> {
         if self.waiters >= self.max_waiters {
             return Placed::Full(waiter);
@@ -134,7 +132,7 @@ impl<W> Holds<W> {
             self.waiters += 1;
             return Placed::Behind;
         }
-        // Effects are few, and nobody learns of one that is not asked about.
+        // Effects are few, and the user would not learn of one without a question.
         let tries_everything = self.refused.len() >= MAX_REFUSED && key.right != Right::Effect;
         if self.open.len() >= MAX_OPEN || tries_everything {
             return Placed::Full(waiter);
@@ -144,7 +142,7 @@ impl<W> Holds<W> {
         Placed::Asked(self.last)
     }
 
-    /// Takes a question out with all who wait behind it.
+    /// Removes a question with all its waiters.
     pub fn take(&mut self, id: u64) -> Option<Hold<W>> {
         let hold = self.open.remove(&id)?;
         self.by_key.remove(&hold.key);
@@ -152,7 +150,7 @@ impl<W> Holds<W> {
         Some(hold)
     }
 
-    /// Puts back what was taken and is not settled.
+    /// Puts back a question that was taken and is not settled.
     pub fn put_back(&mut self, id: u64, hold: Hold<W>) {
         if !hold.waiters.is_empty() {
             self.insert(id, hold);
@@ -164,7 +162,7 @@ impl<W> Holds<W> {
         self.refused.insert(key, denial);
     }
 
-    /// The open questions that `grants` may have settled.
+    /// Returns the open questions that `grants` may have settled.
     pub fn covered_by(&self, grants: &[Grant]) -> Vec<u64> {
         let settles = |hold: &Hold<W>| {
             hold.denial.grant.as_ref().is_some_and(|wanted| grants.iter().any(|granted| covers(granted, wanted)))
@@ -172,8 +170,8 @@ impl<W> Holds<W> {
         self.open.iter().filter(|(_, hold)| settles(hold)).map(|(id, _)| *id).collect()
     }
 
-    /// Lets go of waiters that `waits` says are gone, some of them at each call,
-    /// and tells the questions that nobody waits behind any more.
+    /// Drops waiters for which `waits` returns false; each call checks some of them. Returns the
+    /// questions that have no waiter any more.
     pub fn sweep(&mut self, waits: impl Fn(&W) -> bool) -> Vec<u64> {
         let mut looked = 0;
         let mut empty = Vec::new();
@@ -199,12 +197,12 @@ impl<W> Holds<W> {
         empty
     }
 
-    /// The questions that stand open.
+    /// Returns the open questions.
     pub fn ids(&self) -> Vec<u64> {
         self.open.keys().copied().collect()
     }
 
-    /// Takes everything out, and tells which questions stood open.
+    /// Removes all questions and returns them.
     pub fn sweep_all(&mut self) -> Vec<u64> {
         let open = self.ids();
         for id in &open {
@@ -220,7 +218,7 @@ impl<W> Holds<W> {
     }
 }
 
-/// Whether a power that was given may be the one that is wanted.
+/// Returns whether a granted power may be the wanted one.
 fn covers(granted: &Grant, wanted: &Grant) -> bool {
     match (granted, wanted) {
         (Grant::Connect(granted), Grant::Connect(wanted)) => granted.covers(wanted),

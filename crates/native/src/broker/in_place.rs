@@ -1,8 +1,10 @@
-//! Files of git that are written in their place: those that lead it from one directory to
-//! another, `.git` in a work tree or a module and `commondir`, and what is judged and new, which
-//! a checkout and other programs than git itself make so. The program gets a file without a name
-//! instead; once nobody writes to it any more, which is looked at before each further call,
-//! what it says is judged, and a file that the broker wrote takes the place.
+//! Git files that are written in place instead of renamed. Some lead git from one directory to
+//! another: `.git` in a work tree or a module, and `commondir`. Others are new files with judged
+//! content, which a checkout and programs other than git write in place.
+//!
+//! The program receives a file without a name. Before each further call, and at intervals, the
+//! broker checks whether the file still has a writer. Once it has none, its content is judged, and
+//! a new file that the broker wrote gets the name.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::CString;
@@ -29,35 +31,35 @@ use crate::guards::settings_judge::{Judgement, work_tree_of_module};
 use crate::guards::view::{join, parent};
 use crate::powers::{Refusal, covers, to_path};
 
-/// How soon, and how late, it is looked whether one is written.
+/// Shortest and longest interval between two checks for writers.
 const SOON: Duration = Duration::from_millis(1);
 const LATER: Duration = Duration::from_millis(200);
-/// How many may be written at once.
+/// Most files that are written in place at the same time.
 const MAX_WRITTEN: usize = 64;
 
-/// What a file is that is written in its place.
+/// Kind of a file that is written in place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Judged as those that git renames.
+    /// Judged like the files that git renames.
     Judged(Judged),
-    /// `.git`, a file.
+    /// `.git`, as a file.
     WorkTree,
     CommonDirectory,
     Number,
 }
 
-/// One that is still written.
+/// A file that is still being written.
 struct Written {
     kind: Kind,
-    /// What is written, open for reading.
+    /// The file without a name, open for reading.
     text: File,
     place: Place,
     mode: u32,
-    /// Nothing was there: what is there now is empty, and the broker's.
+    /// No file was there before; an empty file of the broker's is there now.
     is_new: bool,
 }
 
-/// Those that are still written, and when the last of them was begun.
+/// The files that are still being written, and the time when the last of them was opened.
 #[derive(Default)]
 pub(super) struct WrittenInPlace(RefCell<Vec<Written>>, Cell<Option<Instant>>);
 
@@ -67,8 +69,8 @@ impl WrittenInPlace {
         self.1.set(Some(Instant::now()));
     }
 
-    /// Within what time to look whether one is written: at first soon, as its program may read
-    /// it next.
+    /// Returns the time until the next check for writers. The first checks follow soon, because the
+    /// program may read the file next.
     pub fn look_within(&self) -> Option<Duration> {
         let begun = self.1.get().filter(|_| !self.0.borrow().is_empty())?;
         Some((begun.elapsed() / 8).clamp(SOON, LATER))
@@ -76,7 +78,7 @@ impl WrittenInPlace {
 }
 
 impl Written {
-    /// What it says, one byte more than `max_bytes` at most.
+    /// Returns the content, of which at most `max_bytes` and one byte are read.
     fn text(&self, max_bytes: u64) -> Result<Vec<u8>, Errno> {
         let mut text = Vec::new();
         (&self.text).take(max_bytes + 1).read_to_end(&mut text).map_err(|_| Errno::IO)?;
@@ -84,17 +86,17 @@ impl Written {
     }
 }
 
-/// What a program begins with that writes a file in its place.
+/// Initial state of a file that a program writes in place.
 struct Begun {
     mode: u32,
-    /// Nothing is there, and the program is to find an empty file.
+    /// No file is there, and the program must find an empty one.
     is_new: bool,
     text: Vec<u8>,
 }
 
-/// None where such a file is not written in its place.
+/// Returns the initial state, or `None` if the file at `place` is not written in place.
 fn begun(kind: Kind, place: &Place, wish: Wish) -> Result<Option<Begun>, Errno> {
-    // Those that are there are replaced as a whole, see `judged`.
+    // Existing files of these kinds are replaced as a whole, see `judged`.
     let is_whole = matches!(kind, Kind::Judged(Judged::Settings | Judged::Modules | Judged::Index));
     let is_of_project = matches!(kind, Kind::Judged(Judged::Project(_)));
     let held = match place.step() {
@@ -112,7 +114,7 @@ fn begun(kind: Kind, place: &Place, wish: Wish) -> Result<Option<Begun>, Errno> 
     if wish.must_be_new() {
         return Err(Errno::EXIST);
     }
-    // What is there keeps its mode.
+    // An existing file keeps its mode.
     let begun = |text| Ok(Some(Begun { mode: stat.st_mode & 0o777, is_new: false, text }));
     let Kind::Judged(judged @ Judged::Project(_)) = kind else {
         return if wish.creates() && wish.replaces() { begun(Vec::new()) } else { Ok(None) };
@@ -121,14 +123,14 @@ fn begun(kind: Kind, place: &Place, wish: Wish) -> Result<Option<Begun>, Errno> 
         return Ok(None);
     }
     native_access(&held, wish.access())?;
-    // What a project has may be written further.
+    // A project file may be written without truncation.
     let text = if wish.replaces() { Some(Vec::new()) } else { content(&held, max_bytes(judged))? };
     text.map_or(Ok(None), begun)
 }
 
 impl Service {
-    /// Opens a file that is judged once it is written, where this one may be made or replaced
-    /// then.
+    /// Opens a file whose content is judged once it is written. Returns `None` if this file is not
+    /// written in place.
     pub(super) fn open_in_place(&self, place: &Place, path: &[u8], wish: Wish) -> Result<Option<Step>, Failure> {
         let Some(kind) = self.kind_in_place(path) else { return Ok(None) };
         let is_hidden = self.powers.hides(path).is_some();
@@ -142,12 +144,12 @@ impl Service {
         let directory = self.through(place, path);
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let written = File::from(openat(&directory, c".", flags, Mode::from_raw_mode(0o600))?);
-        // Its program begins at the beginning.
+        // Written at offset 0 by position, so that the program's file offset stays 0.
         written.write_all_at(&text, 0).map_err(|_| Errno::IO)?;
         let by_descriptor = resolve::DescriptorPath::new(written.as_fd());
         let text = openat(CWD, by_descriptor.as_c_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         if is_new {
-            // The program finds at once what it has made.
+            // The program must find the file that it has made at once.
             self.put_text((place, directory.as_fd(), path), b"", (mode, RenameFlags::NOREPLACE))?;
         }
         let held = Directory {
@@ -169,12 +171,12 @@ impl Service {
         }
     }
 
-    /// Puts those in their place that are written.
+    /// Moves the files without a writer to their places.
     pub(super) fn settle_in_place(&self) {
         self.settle(|file| !matches!(actor::has_writer(file.text.as_fd()), Ok(true)));
     }
 
-    /// The same with all of them, at the end: as far as they are written.
+    /// The same for all files at the end of the run, with the content so far.
     pub(super) fn settle_rest(&self) {
         self.settle(|_| true);
     }
@@ -199,7 +201,7 @@ impl Service {
         }
     }
 
-    /// Puts what is judged in its place, without what carries code.
+    /// Puts judged content in its place, without the parts that carry code.
     fn settle_judged(&self, file: &Written, judged: Judged) -> Result<(), Failure> {
         let (place, path) = (&file.place, file.place.path());
         let max_bytes = max_bytes(judged);
@@ -224,15 +226,15 @@ impl Service {
             self.put_judged((place, directory.as_fd(), &path), (judged, &now, &text), put)?;
         }
         let Some(what) = carried else { return Ok(()) };
-        // What was put there for it is empty.
+        // The file that the broker put there for it is empty.
         if is_left_out && file.is_new && now.is_empty() && matches!(judged, Judged::Project(_)) {
             let _ = unlinkat(self.through(place, &path), &place.name, AtFlags::empty());
         }
         Err(refused(Operation::Create, &path, carries_code(&path, &what)))
     }
 
-    /// Puts what leads git, or counts, in its place, where it says one of the few things that
-    /// git itself writes there.
+    /// Puts a `.git` file, `commondir` or a number in its place, if it has one of the few contents
+    /// that git itself writes there.
     fn put_pointer(&self, file: &Written, kind: Kind) -> Result<(), Failure> {
         let path = file.place.path();
         let text = file.text(MAX_POINTER_BYTES)?;
@@ -262,7 +264,8 @@ impl Service {
         if kind != Kind::WorkTree {
             return Ok(());
         }
-        // As for a directory of this name, and as before: another run may have been quicker.
+        // Checked as for a directory of this name, and again after the act, because another run may
+        // have acted meanwhile.
         let is_moved = || resolve::path_of(file.place.directory.fd.as_fd()) != Ok(file.place.directory.path.clone());
         let again = self.permit_work_tree(&path, Operation::Create);
         let again = again.and_then(|()| if is_moved() { Err(Errno::STALE.into()) } else { Ok(()) });
@@ -272,21 +275,22 @@ impl Service {
             let _ = unlinkat(&directory, &file.place.name, AtFlags::empty());
             return Err(failure);
         }
-        // What it says was judged for this place.
+        // The content was judged for this place only.
         self.surveys.borrow_mut().pin(&path);
         Ok(())
     }
 
-    /// Whether the settings of a repository name files from the top of each work tree: what is
-    /// there would be run or obeyed once `kept`, which it keeps of one, is complete.
+    /// Returns whether the settings of a repository name files relative to the top of each work
+    /// tree. Such files would be run or obeyed once `kept`, the repository's directory for one work
+    /// tree, is complete.
     fn names_in_any_work_tree(&self, kept: &[u8]) -> bool {
         let Some(first) = &self.first else { return true };
         let anywhere = join(kept, b"top");
         self.surveys.borrow().names_in_work_tree(View::new(first.root.as_fd()), kept, &anywhere)
     }
 
-    /// Whether the text of a `.git` file leads to what git keeps of another work tree or of a
-    /// module, in a `.git` that the run may write.
+    /// Returns whether the text of a `.git` file leads to git's directory for another work tree or
+    /// a module. The directory must be in a `.git` that the run may write.
     fn permit_work_tree_of(&self, place: &Place, path: &[u8], text: &[u8]) -> Result<bool, Failure> {
         let top = &place.directory.path[..];
         let Some(target) = target_of(top, text) else { return Ok(false) };
@@ -294,7 +298,7 @@ impl Service {
         let (repository, beneath) = target.split_at(end);
         let is_own = self.powers.git_part(&target) == Some(GitPart::Directory);
         let above = repository.strip_suffix(b"/.git").unwrap_or(b"");
-        // Another work tree may lie beside, where a grant lets it be written.
+        // Another work tree may be beside the repository, if a grant permits writing there.
         let is_kept = beneath.starts_with(b"/worktrees/")
             || beneath.starts_with(b"/modules/")
                 && covers(above, top)
@@ -305,7 +309,7 @@ impl Service {
         if beneath.starts_with(b"/modules/") && !self.may_lead_from(&target, top)? {
             return Ok(false);
         }
-        // Another place than before is no work of git's.
+        // Git itself does not change the place that an existing file names.
         if let Ok(there) = place.step()
             && content(&there, MAX_POINTER_BYTES)?.and_then(|text| target_of(top, &text)).as_ref() != Some(&target)
         {
@@ -319,8 +323,9 @@ impl Service {
         Ok(!names)
     }
 
-    /// Whether a `.git` file in the directory `top` may lead to the repository `module`: git
-    /// writes to the work tree that the settings of a module name, whatever led it there.
+    /// Returns whether a `.git` file in the directory `top` may lead to the repository `module`.
+    /// Git writes to the work tree that a module's settings name, through any `.git` file that
+    /// leads there.
     fn may_lead_from(&self, module: &[u8], top: &[u8]) -> Result<bool, Failure> {
         let Some(first) = &self.first else { return Ok(false) };
         let view = View::new(first.root.as_fd());
@@ -334,15 +339,15 @@ impl Service {
         }
     }
 
-    /// Whether no other directory than `top` leads to the repository `module`.
+    /// Returns whether no directory other than `top` leads to the repository `module`.
     fn is_alone(&self, module: &[u8], top: &[u8]) -> Result<bool, Errno> {
         let (Some(first), Some(length)) = (&self.first, self.powers.root_length(module)) else { return Ok(false) };
         let all = work_trees_of(View::new(first.root.as_fd()), &module[..length], module)?;
         Ok(all.iter().all(|directory| directory == top))
     }
 
-    /// Whether the `.git` file in the directory `top` leads to the repository `module`, no
-    /// link is on the way, and it is the only one that does.
+    /// Returns whether the `.git` file in the directory `top` leads to the repository `module`,
+    /// without a link on the way, and is the only one that does.
     pub(super) fn is_only_way(&self, top: &[u8], module: &[u8]) -> Result<bool, Errno> {
         let Some(first) = &self.first else { return Ok(false) };
         let text = View::new(first.root.as_fd()).read(&join(top, b".git"), MAX_POINTER_BYTES);
@@ -350,8 +355,8 @@ impl Service {
         Ok(leads && self.is_alone(module, top)?)
     }
 
-    /// Whether `text`, in the file `gitdir` at `path`, names the `.git` of a directory that the
-    /// run may write.
+    /// Returns whether `text`, in the file `gitdir` at `path`, names the `.git` of a directory that
+    /// the run may write.
     pub(super) fn is_place_of_work_tree(&self, path: &[u8], text: &[u8]) -> bool {
         let text = text.strip_suffix(b"\n").unwrap_or(text);
         let Some(git) = place_of(parent(path), text) else { return false };
@@ -359,7 +364,8 @@ impl Service {
         self.powers.git_part(&git) == Some(GitPart::Top) && self.holds_no_link(top, b"")
     }
 
-    /// Whether a directory `.git` is there, and nothing that lies beneath on the way is a link.
+    /// Returns whether the directory `repository` exists, and no component of the path `beneath` it
+    /// is a link.
     fn holds_no_link(&self, repository: &[u8], beneath: &[u8]) -> bool {
         let Some(first) = &self.first else { return false };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -372,8 +378,8 @@ impl Service {
         open(repository).is_ok() && matches!(open(&whole).map(drop), Ok(()) | Err(Errno::NOENT))
     }
 
-    /// May `git`, a name `.git`, be made? What the person's settings name in every work tree
-    /// must not be there yet.
+    /// Checks whether the name `git` (a `.git`) may be made. Files that the user's settings name in
+    /// every work tree must not exist there yet.
     pub(super) fn permit_work_tree(&self, git: &[u8], operation: Operation) -> Result<(), Failure> {
         let (Some(first), Some(end)) = (&self.first, git.iter().rposition(|b| *b == b'/')) else {
             return Err(Errno::ACCESS.into());

@@ -1,7 +1,6 @@
-//! What takes a guarded place. A file that gets a guarded name by a grant is a new one
-//! that the broker wrote from its content: the file itself may have another name or be
-//! held open, and whatever writes to it later would write to the guarded place without
-//! a grant.
+//! Puts files in guarded places. A file that gets a guarded name by a grant is a new file that the
+//! broker wrote with the same content. The original may have another name or be open elsewhere, and
+//! later writes to it would change the guarded place without a grant.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -20,20 +19,20 @@ use super::view::same;
 use super::walk::Place;
 use crate::powers::MOMENTARY;
 
-/// Files larger than this are not copied: a program is told to copy them itself.
+/// Largest file that is copied; larger ones fail with EXDEV, so that the program copies them itself.
 const MAX_INSTALLED_BYTES: u64 = 16 << 20;
-/// Names tried for the copy.
+/// Number of temporary names that are tried for the copy.
 const MAX_ATTEMPTS: u32 = 16;
 
 impl Service {
-    /// Whether one of two paths is guarded and the same grant does not cover both.
+    /// Returns whether one of two paths is guarded and no single root covers both.
     pub(super) fn is_across_guards(&self, one: &[u8], other: &[u8]) -> bool {
         self.powers.root_length(one).map(|length| &one[..length])
             != self.powers.root_length(other).map(|length| &other[..length])
             && (self.is_guarded(one) || self.is_guarded(other))
     }
 
-    /// Whether a rename would bring something into a guarded place.
+    /// Returns whether a rename would bring an object into a guarded place.
     pub(super) fn changes_owner(&self, (from, to): (&[u8], &[u8]), flags: RenameFlags) -> Result<bool, Failure> {
         if !self.is_across_guards(from, to) {
             return Ok(false);
@@ -44,8 +43,8 @@ impl Service {
         Ok(self.is_guarded(to))
     }
 
-    /// Puts a copy of what is at `old` in the place of `new` and removes `old`. A directory
-    /// is refused as one of another filesystem: programs then copy its files one by one.
+    /// Puts a copy of the file at `old` in the place of `new` and removes `old`. A directory fails
+    /// with EXDEV: programs then copy its files one by one.
     pub(super) fn install(&self, old: &Place, new: &Place, flags: RenameFlags) -> Result<(), Failure> {
         let (from, to) = (old.path(), new.path());
         let held = old.step()?;
@@ -68,13 +67,13 @@ impl Service {
     }
 }
 
-/// A file without a name in `directory`, with the content of what is held.
+/// Creates a file without a name in `directory`, with the content of a held file.
 fn copy_of(held: &OwnedFd, directory: BorrowedFd<'_>, mode: u32) -> Result<OwnedFd, Errno> {
     let path = resolve::DescriptorPath::new(held.as_fd());
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let source = File::from(openat(CWD, path.as_c_str(), flags, Mode::empty())?);
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
-    // A filesystem without such files: the program copies by itself.
+    // The filesystem may lack such files; the program then copies by itself.
     let copy = openat(directory, c".", flags, Mode::from_raw_mode(0o600)).map_err(|_| Errno::XDEV)?;
     let mut copy = File::from(copy);
     io::copy(&mut source.take(MAX_INSTALLED_BYTES), &mut copy)
@@ -100,7 +99,7 @@ pub(super) fn put(copy: &OwnedFd, new: &Place, directory: BorrowedFd<'_>, flags:
             Ok(()) => {
                 let put = renameat_with(directory, &name, directory, &new.name, RenameFlags::empty());
                 if put.is_err() {
-                    // It holds what its own name still holds.
+                    // The temporary name is a second name of the file.
                     let _ = unlinkat(directory, &name, AtFlags::empty());
                     return put;
                 }

@@ -1,10 +1,10 @@
-//! Names that are guarded by what they say: settings of git, its index, the steps of a
-//! rebase. Git writes each beside its place and renames it there. At that moment what was
-//! written is read once and judged, and a file that the broker wrote from those very bytes
-//! takes the place: nobody else has a name or a descriptor of it.
+//! Names that are guarded by their content: settings of git, its index, the steps of a rebase. Git
+//! writes a new file beside the old one and renames it. At the rename the content is read once and
+//! judged. A file that the broker wrote from those very bytes gets the name; no other process has a
+//! name or a descriptor of it.
 //!
-//! What carries code is refused, or asked about. Where nobody says yes it is left out, and
-//! the rest takes its place: a program that sets ten things is not stopped at the third.
+//! Content that carries code is refused, or an approver is asked. Without an approval the code is
+//! left out, and the rest takes its place. So a program that sets ten options is not stopped at the third.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -31,18 +31,17 @@ use crate::guards::view::{join, parent};
 use crate::guards::{git_index, git_texts, project_judge};
 use crate::powers::{Refusal, Verdict, to_path};
 
-/// What is longer is not judged: it is refused.
+/// Returns the longest content that is judged; longer content is refused.
 pub(super) fn max_bytes(judged: Judged) -> u64 {
     if judged == Judged::Index { 64 << 20 } else { 1 << 20 }
 }
-/// Settings of which it is known what they said when the run first changed them.
+/// Most files of settings whose first content is remembered.
 const MAX_KNOWN: usize = 10_000;
 
-/// What settings said when the run first changed them, by the directory they are in and
-/// their name.
+/// Content of settings when the run first changed them, by directory and name.
 pub(super) struct FirstSettings {
     known: RefCell<HashMap<SettingsKey, Vec<u8>>>,
-    /// When nothing of the run had begun.
+    /// A time before the command started.
     began: SystemTime,
 }
 
@@ -66,9 +65,9 @@ impl FirstSettings {
         Ok(known.entry(key).or_insert_with(|| now.to_vec()).clone())
     }
 
-    /// Whether the run has made the repository whose settings are in this directory: the
-    /// directory is not older than the run, and nobody else had said anything there. What is
-    /// beside the settings of a repository may be of a work tree alone.
+    /// Returns whether the run has made the repository whose settings are in this directory. Then
+    /// the directory is not older than the run, and contained no settings before. Other settings
+    /// than `config` may be of a single work tree, so they do not count.
     fn are_own(&self, place: &Place, first: &[u8]) -> bool {
         let made = statx(&place.directory.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
         let made = made.filter(|found| found.stx_mask & StatxFlags::BTIME.bits() != 0).and_then(|found| {
@@ -80,20 +79,20 @@ impl FirstSettings {
 }
 
 impl Service {
-    /// How what gets the name `path` is judged, if it is.
+    /// Returns how the content of `path` is judged, if it is.
     pub(super) fn judged(&self, path: &[u8]) -> Option<Judged> {
         self.powers.judged(path).or_else(|| self.bare_part(path)?.judged())
     }
 
-    /// How the name that this rename gives is judged, where no grant covers it.
+    /// Returns how the content at the new name of a rename is judged, if no grant covers the name.
     pub(super) fn is_judged(&self, new: &Place, flags: RenameFlags) -> Option<Judged> {
         let to = new.path();
         let judged = self.judged(&to).filter(|_| !new.special && !flags.contains(RenameFlags::EXCHANGE))?;
         matches!(self.decide(Operation::Rename, &to), Verdict::Refuse(_)).then_some(judged)
     }
 
-    /// Gives what is at `old` the judged name `new`. Where it carries code that is refused,
-    /// or with `leave_out` left out.
+    /// Gives the content at `old` the judged name `new`. Content that carries code is refused, or
+    /// with `leave_out` written without the code.
     pub(super) fn rename_judged(
         &self,
         (old, new): (&Place, &Place),
@@ -132,8 +131,8 @@ impl Service {
         Ok(Step::zero())
     }
 
-    /// Gives a copy of `source` the judged name `new`, as a second name would be: so libgit2
-    /// puts a file in a place where none is.
+    /// Gives a copy of `source` the judged name `new`, like a hard link. libgit2 creates new
+    /// references in this way.
     pub(super) fn link_judged(&self, source: &Object, new: &Place) -> Result<Step, Failure> {
         let to = new.path();
         if let Some(refusal) = self.refusal_of_place(Operation::Link, &to) {
@@ -172,7 +171,7 @@ impl Service {
                 let is_own = text == now || self.is_place_of_work_tree(&new.path(), text);
                 return Ok(simple(is_own, "the place of a work tree that this run may not write"));
             }
-            // An empty list is as good to git, which copies each file that it names.
+            // An empty list is valid for git, which copies each file that the list names.
             Judged::Resolutions if text.is_empty() => return Ok(Judgement::Harmless),
             Judged::Resolutions => {
                 let what = "names of files that git copies".to_owned();
@@ -185,7 +184,7 @@ impl Service {
             Judged::Modules => SettingsFile::Modules,
         };
         let (first, path) = (self.first_settings.of(new, now)?, new.path());
-        // Whose work tree it is said to be has to lead back: a link may lie on the way.
+        // The named work tree must lead back to the module, because a link may be on the way.
         if file == SettingsFile::Repository
             && let Some(top) = new_work_tree(&path, now, text)
             && !self.is_only_way(&top, parent(&path))?
@@ -206,7 +205,7 @@ impl Service {
         Ok(judge(file, &path, before, text))
     }
 
-    /// Whether the repository in this directory keeps anything of other work trees.
+    /// Returns whether the repository in this directory has data of other work trees.
     fn has_work_trees(&self, repository: &[u8]) -> bool {
         let Some(first) = &self.first else { return true };
         let mut has_some = false;
@@ -214,8 +213,8 @@ impl Service {
         has_some || !matches!(listed, Ok(()) | Err(Errno::NOENT))
     }
 
-    /// Whether the settings of the repository in this directory name a place that is another
-    /// one in each work tree.
+    /// Returns whether the settings of the repository in this directory contain a relative address,
+    /// which is another place in each work tree.
     pub(super) fn has_relative_addresses(&self, repository: &[u8]) -> bool {
         let Some(first) = &self.first else { return true };
         let settings = join(repository, b"config");
@@ -223,8 +222,8 @@ impl Service {
         text.is_none_or(|text| has_relative_address(&settings, &text))
     }
 
-    /// May what is at `place` go, where it is judged by what it says and no grant covers it? Not
-    /// with what the person has set for git to run.
+    /// Checks whether the file at `place` may be removed, if it is judged by its content and no
+    /// grant covers it. Refuses to remove programs that the user has set for git to run.
     pub(super) fn permit_loss(&self, place: &Place, path: &[u8]) -> Result<(), Failure> {
         let Some(judged @ (Judged::Settings | Judged::Project(_))) = self.powers.judged(path) else { return Ok(()) };
         if !matches!(self.decide(Operation::Write, path), Verdict::Refuse(_)) {
@@ -251,7 +250,7 @@ impl Service {
         }
     }
 
-    /// Gives a new file with the judged `text` the name of `new`, where `now` was.
+    /// Gives a new file with the judged `text` the name of `new`, replacing the content `now`.
     pub(super) fn put_judged(
         &self,
         (new, directory, to): (&Place, BorrowedFd<'_>, &[u8]),
@@ -295,8 +294,8 @@ impl Service {
         self.confirm_new((new, directory), to, Operation::Rename)
     }
 
-    /// Why nothing completes the directory of a repository by `path`: somebody has left
-    /// settings or hooks there that nobody has judged.
+    /// Returns the refusal if `path` would complete the directory of a repository that already has
+    /// unjudged settings or hooks.
     pub(super) fn refusal_of_completion(&self, path: &[u8]) -> Option<Refusal> {
         let is_needed = matches!(self.powers.git_part(path), Some(GitPart::Needed { .. }));
         let first = self.first.as_ref().filter(|_| is_needed && !self.exists(&to_path(path)))?;
@@ -320,7 +319,7 @@ impl Service {
         })
     }
 
-    /// Does what was refused as far as it carries no code, where that is a judged rename.
+    /// Carries out the harmless part of a refused call, if that is a judged rename.
     pub(super) fn leave_code_out(&self, deed: &Deed) -> Option<Step> {
         let Deed::Rename { old, new, flags } = deed else { return None };
         let judged = self.is_judged(new, *flags)?;
@@ -328,19 +327,20 @@ impl Service {
     }
 }
 
-/// The work tree that the settings `text` of a module at `path` name, where those before did not.
+/// Returns the work tree that the settings `text` of a module at `path` name, if the settings `now`
+/// do not name it.
 fn new_work_tree(path: &[u8], now: &[u8], text: &[u8]) -> Option<Vec<u8>> {
     let named = work_tree_of_module(path, text)?;
     (work_tree_of_module(path, now).as_ref() != Some(&named)).then_some(named)
 }
 
-/// Why what carries code does not get the name `path`.
+/// Returns the refusal for content with code at `path`.
 pub(super) fn carries_code(path: &[u8], what: &str) -> Refusal {
     let rule = format!("content that a program outside would act on: {what}");
     Refusal { rule, grant: Some(Grant::Write(to_path(path))) }
 }
 
-/// What a held regular file says, if it is not too long.
+/// Reads a held regular file, or returns `None` if it is too long or not a regular file.
 pub(super) fn content(held: &OwnedFd, max_bytes: u64) -> Result<Option<Vec<u8>>, Errno> {
     let stat: Stat = fstat(held)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {

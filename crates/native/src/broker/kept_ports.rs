@@ -1,10 +1,10 @@
-//! Ports of a run's servers on the loopback of the host, kept from everybody else. Beside each
-//! listener the broker has a socket of its own that is bound to the same address, shares it with
-//! nobody and does not listen. Where the run closes its listener, at any time, nobody can listen
-//! there: a connect to such an address reaches the run's own server, or is refused by the kernel.
-//! A port is given back soon after its listener is gone ([`Servers::let_go`]).
+//! Reserves the ports of a run's servers on the loopback of the host. For each listener the broker
+//! has a socket of its own, bound to the same address, which does not share the address and does
+//! not listen. So no other process can listen there, even if the run closes its listener at any
+//! time. A connect to such an address reaches the run's own server, or the kernel refuses it. A
+//! port is released soon after its listener is closed ([`Servers::let_go`]).
 //!
-//! Must not know who may connect.
+//! This module must not know which processes may connect.
 //!
 //! [`Servers::let_go`]: super::servers::Servers::let_go
 
@@ -18,31 +18,31 @@ use rustix::net::sockopt::{set_socket_reuseaddr, socket_reuseaddr};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, bind, getpeername, listen, shutdown, socket_with};
 use stockade_sys::{Errno, actor};
 
-/// How long a connect that its caller does not wait for may take: a server that takes no
-/// connections lets it wait.
+/// Time-out for a non-blocking connect: a server that accepts no connections leaves it pending.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(30);
-/// How often the wait for that may be interrupted.
+/// Most interruptions of the wait for a connect.
 const MAX_INTERRUPTS: usize = 64;
 
-/// The address of one listener, held as long as this value lives.
+/// The address of one listener, reserved as long as this value lives.
 #[derive(Debug)]
 pub(super) struct KeptPort {
     at: SocketAddr,
     _holder: OwnedFd,
-    /// Sockets that are connecting to it.
+    /// Sockets that are connecting to the address.
     connecting: Mutex<Vec<Arc<OwnedFd>>>,
 }
 
 impl KeptPort {
-    /// Lets a socket listen that is bound to `at`, and keeps that address from then on.
+    /// Lets a socket listen that is bound to `at`, and reserves that address from then on.
     ///
     /// # Errors
-    /// ADDRINUSE where somebody has it, or keeps it still. The socket does not listen then.
+    /// ADDRINUSE if another process has the address or still reserves it. The socket does not
+    /// listen then.
     pub fn listen(socket: BorrowedFd<'_>, at: SocketAddr, backlog: i32) -> Result<Self, Errno> {
         let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let holder = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // The kernel compares the two when they are bound and when one begins to listen, and
-        // no more after that.
+        // The kernel compares the options of the two sockets at bind and at listen, and not
+        // afterwards.
         let was_shared = socket_reuseaddr(socket)?;
         set_socket_reuseaddr(socket, true)?;
         set_socket_reuseaddr(&holder, true)?;
@@ -58,17 +58,17 @@ impl KeptPort {
         Ok(Self { at, _holder: holder, connecting: Mutex::default() })
     }
 
-    /// The address, an IPv4 one as such.
+    /// Returns the address, an IPv4 one in IPv4 form.
     pub fn at(&self) -> SocketAddr {
         self.at
     }
 
-    /// Connects a socket to this very address, which `address` spells for it, and tells the
-    /// outcome. Returns once nothing that the kernel sends for it can reach anybody else.
+    /// Connects a socket to this very address, encoded in `address` for the socket, and reports the
+    /// outcome to `tell`. Returns once no packet of the connect can reach another process's listener.
     pub fn connect(&self, socket: &Arc<OwnedFd>, address: &[u8], tell: impl FnOnce(Result<(), Errno>)) {
         self.connecting().push(socket.clone());
         let connected = match actor::connect(socket.as_fd(), address) {
-            // It was broken off, see `let_go`.
+            // Aborted by `break_off`, see `let_go`.
             Err(Errno::CONNRESET | Errno::CONNABORTED) => Err(Errno::CONNREFUSED),
             // With TCP_FASTOPEN_CONNECT the first message would connect, at any later time.
             Ok(()) if is_underway(socket.as_fd()) => {
@@ -78,14 +78,14 @@ impl KeptPort {
             other => other,
         };
         tell(connected);
-        // One that was under way before is waited for where it began.
+        // An earlier connect that is still pending is waited for by its own call.
         if !matches!(connected, Ok(()) | Err(Errno::ALREADY | Errno::ISCONN)) && !ends(socket.as_fd()) {
             break_off(socket.as_fd());
         }
         self.connecting().retain(|other| !Arc::ptr_eq(other, socket));
     }
 
-    /// Breaks off what connects still: the listener is gone, so that it can only fail.
+    /// Aborts the pending connects: the listener is closed, so they can only fail.
     pub fn break_off(&self) {
         self.connecting()
             .iter()
@@ -98,14 +98,14 @@ impl KeptPort {
     }
 }
 
-/// Whether a socket has begun to connect, and nobody has answered yet.
+/// Returns whether a socket has begun to connect and has no answer yet.
 fn is_underway(socket: BorrowedFd<'_>) -> bool {
     let over = PollFlags::HUP | PollFlags::ERR;
     getpeername(socket).is_err_and(|errno| errno == Errno::NOTCONN)
         && !ready(socket, Duration::ZERO).is_ok_and(|ready| ready.intersects(over))
 }
 
-/// Waits until a socket is not under way any more. False where that takes too long.
+/// Waits until a socket is no longer connecting. Returns false after a time-out.
 fn ends(socket: BorrowedFd<'_>) -> bool {
     let end = Instant::now() + CONNECTED_WITHIN;
     for _ in 0..MAX_INTERRUPTS {
@@ -117,7 +117,7 @@ fn ends(socket: BorrowedFd<'_>) -> bool {
     !is_underway(socket)
 }
 
-/// What a socket is ready for, within some time.
+/// Returns the ready events of a socket, waiting at most `within`.
 fn ready(socket: BorrowedFd<'_>, within: Duration) -> Result<PollFlags, Errno> {
     let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
     poll(&mut polled, Some(&Timespec::try_from(within).map_err(|_| Errno::INVAL)?))?;
@@ -125,7 +125,7 @@ fn ready(socket: BorrowedFd<'_>, within: Duration) -> Result<PollFlags, Errno> {
 }
 
 fn break_off(socket: BorrowedFd<'_>) {
-    // It fails only where there is no connection any more.
+    // Fails only if there is no connection any more.
     let _ = shutdown(socket, Shutdown::Both);
 }
 
@@ -140,7 +140,7 @@ mod tests {
 
     use crate::broker::connects::address_for;
 
-    /// How somebody asks for a port: the address, and whether it is shared, by either option.
+    /// Options of a bind: the address, SO_REUSEADDR and SO_REUSEPORT.
     type Asked<'a> = (&'a str, bool, bool);
 
     fn bound((ip, reuses, shares): Asked<'_>, port: u16) -> Result<OwnedFd, Errno> {
@@ -162,7 +162,7 @@ mod tests {
         (made, SocketAddr::new(at.ip().to_canonical(), at.port()))
     }
 
-    /// What connects to `at` by way of `kept` is told.
+    /// Connects a new socket by way of `kept`. Returns the socket and the reported outcome.
     fn connected(kept: &KeptPort, waits: bool) -> (Arc<OwnedFd>, Result<(), Errno>) {
         let family = if kept.at().is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = if waits { SocketFlags::CLOEXEC } else { SocketFlags::CLOEXEC | SocketFlags::NONBLOCK };
@@ -178,7 +178,7 @@ mod tests {
         let each = [(false, false), (false, true), (true, false), (true, true)];
         let four = ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"];
         for (ip, rivals) in [("127.0.0.1", &four[..]), ("::ffff:127.0.0.1", &four), ("::1", &["::1", "::"])] {
-            // One that was bound before the server listened, where the kernel lets it.
+            // With a rival that was bound before the server listened, if the kernel permits that.
             for (reuses, (early, shares)) in [false, true].into_iter().flat_map(|r| each.map(|e| (r, e))) {
                 let (socket, at) = server(ip, reuses);
                 let early = bound((rivals[0], early, shares), at.port());
@@ -212,8 +212,8 @@ mod tests {
         assert!(TcpListener::bind(at).is_ok(), "neither listens");
     }
 
-    /// A server whose queue is full lets connects wait: its address is kept until they end,
-    /// also where their callers do not wait.
+    /// A server with a full queue leaves connects pending: its address stays reserved until they
+    /// end, even if their callers do not wait.
     #[test]
     fn what_connects_still_keeps_the_address_until_it_is_broken_off() {
         for waits in [false, true] {

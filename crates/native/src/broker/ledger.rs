@@ -1,4 +1,4 @@
-//! What was refused, each thing once with a count, bounded.
+//! Refusals of one attempt: each is kept once, with a count, and their number is limited.
 
 use std::collections::HashMap;
 
@@ -7,11 +7,11 @@ use stockade_model::{Denial, Layer, Operation, RawText, Resolution};
 use super::BrokerEvent;
 use crate::powers::Refusal;
 
-/// Different refusals kept of one attempt: a program that tries everything must
-/// not fill the memory of its supervisor.
+/// Most different refusals that are kept of one attempt. A program that tries everything must not
+/// fill the memory of its supervisor.
 const MAX_DENIALS: usize = 1000;
 
-/// A refusal before it is known who made the call.
+/// A refusal without its caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Denied {
     pub operation: Operation,
@@ -21,7 +21,7 @@ pub(super) struct Denied {
 }
 
 impl Denied {
-    /// The refusal, once it is known who made the call.
+    /// Returns the complete refusal, with the caller.
     pub fn into_denial(self, actor: Actor) -> Denial {
         Denial {
             operation: self.operation,
@@ -37,7 +37,7 @@ impl Denied {
     }
 }
 
-/// Who made the call.
+/// The caller of a call.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Actor {
     pub pid: Option<u32>,
@@ -49,8 +49,8 @@ pub(super) struct Ledger {
     known: HashMap<(Operation, Vec<u8>, String), usize>,
     denials: Vec<Denial>,
     beyond: u64,
-    /// Told after the call was answered: waking who listens takes longer than
-    /// answering.
+    /// Events that are sent after the call was answered, because waking the receiver takes longer
+    /// than answering.
     later: Vec<BrokerEvent>,
     sink: Box<dyn Fn(BrokerEvent) + Send>,
 }
@@ -60,7 +60,7 @@ impl Ledger {
         Self { known: HashMap::new(), denials: Vec::new(), beyond: 0, later: Vec::new(), sink }
     }
 
-    /// Counts a refusal; the first of its kind is told at once.
+    /// Counts a refusal. The first of its kind is sent at once.
     pub fn record(&mut self, denied: Denied, who: impl FnOnce() -> Actor) {
         let key = (denied.operation, denied.object.clone(), denied.refusal.rule.clone());
         if let Some(at) = self.known.get(&key) {
@@ -75,7 +75,7 @@ impl Ledger {
         }
     }
 
-    /// Counts a refusal that was told before as a question, so many times.
+    /// Counts a refusal that was already sent as a question, `times` times.
     pub fn count(&mut self, denial: &Denial, times: u64) {
         let key = (denial.operation, denial.object.as_bytes().to_vec(), denial.rule.clone());
         if let Some(at) = self.known.get(&key) {
@@ -88,25 +88,25 @@ impl Ledger {
         }
     }
 
-    /// Tells something, and before it what was to be told later.
+    /// Sends an event, after the deferred ones.
     pub fn tell(&mut self, event: BrokerEvent) {
         self.tell_rest();
         (self.sink)(event);
     }
 
-    /// Notes that a program was started, to be [told](Self::tell_rest) later.
+    /// Notes that a program was started, to be [sent](Self::tell_rest) later.
     pub fn executed(&mut self, pid: u32, program: Vec<u8>) {
         self.later.push(BrokerEvent::Executed { pid, program: RawText::from(program) });
     }
 
-    /// Tells what was put off.
+    /// Sends the deferred events.
     pub fn tell_rest(&mut self) {
         for event in self.later.drain(..) {
             (self.sink)(event);
         }
     }
 
-    /// The refusals with their counts, and how many more there were.
+    /// Returns the refusals with their counts, and the number of those past the limit.
     pub fn take(&mut self) -> (Vec<Denial>, u64) {
         self.tell_rest();
         (std::mem::take(&mut self.denials), self.beyond)

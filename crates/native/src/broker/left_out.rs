@@ -1,10 +1,12 @@
-//! What is refused without stopping the program. Git makes and removes many files by one
-//! command, and would stop half way at the first that it may not: a checkout, a merge, a
-//! stash that is neither done nor undone. So what is refused in a work tree is left out, told
-//! as every refusal is, and git goes on: what it writes goes to a file without a name, what it
-//! removes stays. Afterwards its own `git status` shows the difference. It has no say in what
-//! is allowed: a program that only calls itself git gets no more than that. So does whoever
-//! unpacks dependencies, in which editors' settings lie about.
+//! Refusals that do not stop the program. One git command creates and removes many files. The
+//! command would stop half way at the first refused file, and leave a checkout, a merge or a stash
+//! that is neither done nor undone.
+//!
+//! So a refused change in a work tree is left out and reported as a refusal, and git continues. A
+//! file to be written becomes a file without a name; a file to be removed stays. Afterwards
+//! `git status` shows the difference. This gives no further powers: a program that only calls itself git
+//! gets no more than that. The same is done for programs that unpack dependencies, because these
+//! often contain editors' settings.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -20,13 +22,14 @@ use super::service::Service;
 use super::walk::Place;
 use crate::guards::view::name;
 
-/// Names that are taken to be gone, at most so many.
+/// Most names that are taken to be gone.
 const MAX_GONE: usize = 10_000;
 
-/// Tells which program makes a call.
+/// Returns the program that makes a call.
 pub(super) type ProgramOf<'a> = &'a dyn Fn() -> Option<Vec<u8>>;
 
-/// Names that a program was told are gone: device and inode of the directory, and the name.
+/// Names whose removal was reported to a program but not done: device and inode of the directory,
+/// and the name.
 #[derive(Default)]
 pub(super) struct SaidGone(RefCell<HashSet<(u64, u64, Vec<u8>)>>);
 
@@ -45,7 +48,7 @@ impl SaidGone {
         Ok(())
     }
 
-    /// Whether a program was told that nothing is there.
+    /// Returns whether the removal of this name was reported to a program.
     pub fn holds(&self, place: &Place) -> bool {
         let gone = self.0.borrow();
         !gone.is_empty() && Self::key(place).is_ok_and(|key| gone.contains(&key))
@@ -53,8 +56,8 @@ impl SaidGone {
 }
 
 impl Service {
-    /// What is done instead of a deed that was refused to `program`, where it can go on without:
-    /// all that carries no code, or nothing.
+    /// Carries out the harmless part of a call that was refused to `program`, if the program can go
+    /// on without the rest. The harmless part may be empty.
     pub(super) fn leave_out(&self, deed: &Deed, program: ProgramOf<'_>) -> Option<Step> {
         if let Some(step) = self.leave_code_out(deed) {
             return Some(step);
@@ -68,7 +71,7 @@ impl Service {
         }
     }
 
-    /// What the rule of a refusal says more, where the program went on as if there was none.
+    /// Returns the addition to a refusal's rule for a call that was left out.
     pub(super) fn told_of(&self, deed: Option<&Deed>) -> &'static str {
         match deed {
             Some(Deed::Open { place, .. } | Deed::Remove { place, .. })
@@ -80,7 +83,7 @@ impl Service {
         }
     }
 
-    /// Keeps a file, and notes that it is said to be gone.
+    /// Keeps a file, and notes that its removal was reported.
     fn keep_as_gone(&self, place: &Place) -> Result<Step, Errno> {
         match FileType::from_raw_mode(fstat(place.step()?)?.st_mode) {
             FileType::RegularFile => self.said_gone.note(place).map(|()| Step::zero()),
@@ -92,18 +95,19 @@ impl Service {
         !place.special && self.powers.is_in_dependencies(&place.path()) || self.is_of_git(place, program)
     }
 
-    /// Whether git does it, in a work tree.
+    /// Returns whether git makes the call, in a work tree.
     fn is_of_git(&self, place: &Place, program: ProgramOf<'_>) -> bool {
         let is_git = || program().is_some_and(|program| name(&program) == b"git");
         !place.special && self.powers.is_of_work_tree(&place.path()) && is_git()
     }
 
-    /// Opens a file without a name for what would be a new one.
+    /// Opens a file without a name in place of a new file.
     fn write_nowhere(&self, place: &Place, wish: Wish) -> Result<Step, Errno> {
         if !wish.creates() || wish.only_reads() || place.step().is_ok() && !self.said_gone.holds(place) {
             return Err(Errno::ACCESS);
         }
-        // At level full what is guarded is mounted read-only: the file lies in the workspace.
+        // At level full the guarded directory is mounted read-only, so the file is created in the
+        // workspace directory.
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
         let workspace = CString::new(self.powers.workspace()).map_err(|_| Errno::INVAL)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
@@ -112,8 +116,8 @@ impl Service {
         Ok(Step::Done(finish(file, wish)?))
     }
 
-    /// Makes a directory of settings for git, where that was refused: empty it says nothing, and
-    /// what is left out would lie in it.
+    /// Creates an empty directory for settings after a refusal: without files it sets nothing. The
+    /// files that are left out would be in it.
     pub(super) fn make_empty(&self, deed: &Deed, program: ProgramOf<'_>) -> Option<Step> {
         let Deed::MakeDirectory { place, mode } = deed else { return None };
         let path = place.path();

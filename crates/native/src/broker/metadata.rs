@@ -1,5 +1,5 @@
-//! Calls that change what is known about a file: mode, owner, times,
-//! attributes, length by name. Landlock mediates none of them but the last.
+//! Calls that change metadata of a file: mode, owner, times, extended attributes, and length by
+//! path. Landlock mediates only the last of these.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,19 +25,19 @@ const MAX_ATTRIBUTE_NAME: usize = 256;
 /// `XATTR_SIZE_MAX`.
 const MAX_ATTRIBUTE_BYTES: u64 = 65_536;
 const SET_ID: u32 = 0o6000;
-/// Permission bits by which others than the owner write.
+/// Permission bits that let others than the owner write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Which object a call means.
+/// The object that a call names.
 enum Subject {
-    /// By path, from a descriptor.
+    /// By path, relative to a descriptor.
     Path { start: i32, path: CString, follow: bool },
     /// By descriptor.
     Descriptor(i32),
 }
 
 impl Service {
-    /// Reads a call that changes what is known about an object.
+    /// Reads a call that changes an object's metadata or length.
     pub(super) fn read_change(&self, caller: &Caller, shape: Shape) -> Result<Deed, Failure> {
         let (subject, change) = match shape {
             Shape::Truncate => {
@@ -65,7 +65,7 @@ impl Service {
         Ok(Deed::Change { object: self.subject(caller, subject)?, change })
     }
 
-    /// Holds the object a call means.
+    /// Holds the object that a call names.
     fn subject(&self, caller: &Caller, subject: Subject) -> Result<Object, Errno> {
         match subject {
             Subject::Descriptor(number) => self.as_staged(Object::of(changeable(caller, number)?)?),
@@ -76,7 +76,7 @@ impl Service {
 
     /// Changes an object.
     pub(super) fn change(&self, object: &Object, change: &Change) -> Result<Step, Failure> {
-        // A link has no mode.
+        // A symbolic link has no mode.
         if object.kind() == FileType::Symlink && matches!(change, Change::Mode(_)) {
             return Err(Errno::OPNOTSUPP.into());
         }
@@ -115,10 +115,10 @@ impl Service {
         Ok(Step::zero())
     }
 
-    /// May `object` be changed? Where the kernel would refuse it to anybody but
-    /// the owner, that comes first.
+    /// Checks whether `object` may be changed. If the kernel would refuse this to a user who is not
+    /// the owner, the call fails with the kernel's error.
     fn permit_change(&self, object: &Object) -> Result<(), Failure> {
-        // What has no name is nobody's to find.
+        // No program can find a file without a name.
         let is_nameless = object.kind() == FileType::RegularFile && object.stat.st_nlink == 0;
         if object.is_placeless() || is_nameless && self.powers.root_length(&object.path).is_some() {
             return Ok(());
@@ -131,8 +131,8 @@ impl Service {
         }
     }
 
-    /// Whether this makes git obey nothing more and lets nobody else write: what copies and
-    /// unpacks repositories does it to each known part of one.
+    /// Returns whether a change neither makes git obey more nor lets others write. Programs that
+    /// copy and unpack repositories make such changes to each known part of one.
     fn is_harmless(&self, object: &Object, change: &Change) -> bool {
         let stat = &object.stat;
         let lets_in_nobody = |mode: u32| mode & WRITABLE_BY_OTHERS & !stat.st_mode == 0;
@@ -153,8 +153,8 @@ impl Service {
             && self.permit_linked(stat, &object.path, Operation::Metadata).is_ok()
     }
 
-    /// Whether this opens a directory that the survey could not look into: nothing was let happen
-    /// in its tree so far, and all of that is looked at anew.
+    /// Returns whether a change opens a directory that the survey could not read. So far nothing in
+    /// its tree was permitted, and the tree is surveyed again afterwards.
     fn opens_closed(&self, object: &Object, change: &Change) -> bool {
         const LOOK: u32 = 0o500;
         let (Change::Mode(mode), stat) = (change, &object.stat) else { return false };
@@ -195,13 +195,13 @@ impl Service {
     }
 
     fn with_attributes<'o>(&self, object: &'o Object) -> Result<Through<'o>, Failure> {
-        // A link carries no attributes but those of the system.
+        // The kernel permits only system attributes on a symbolic link.
         if object.kind() == FileType::Symlink { Err(Errno::PERM.into()) } else { Ok(self.through_object(object)) }
     }
 }
 
-/// The mode that an access list (acl(5)) says which lists nobody but owner, group and others:
-/// by it `cp` copies a mode. Its form is that of linux/posix_acl_xattr.h.
+/// Returns the mode that an access list (acl(5)) sets, if it has entries for owner, group and
+/// others only. `cp` copies a mode in this way. The format is that of linux/posix_acl_xattr.h.
 fn mode_in_list(name: &CStr, value: &[u8]) -> Option<u32> {
     let entries = value.strip_prefix(&2_u32.to_le_bytes()).filter(|_| name == c"system.posix_acl_access")?;
     let (entries, []) = entries.as_chunks::<8>() else { return None };
@@ -210,11 +210,12 @@ fn mode_in_list(name: &CStr, value: &[u8]) -> Option<u32> {
     Some(bits(user)? << 6 | bits(group)? << 3 | bits(others)?)
 }
 
-/// Holds what is open as `number`. Nothing can be done by a descriptor that only names.
+/// Holds the object of descriptor `number`. Fails for a descriptor that only names (`O_PATH`),
+/// because the object cannot be changed by such a descriptor.
 fn changeable(caller: &Caller, number: i32) -> Result<OwnedFd, Errno> {
     match caller.descriptor(number) {
         Ok(descriptor) if fcntl_getfl(&descriptor)?.contains(OFlags::PATH) => Err(Errno::BADF),
-        // The filters of container engines refuse the copy; the object does as well.
+        // The seccomp filters of container engines refuse the copy; the object serves as well.
         Err(Errno::PERM | Errno::NOSYS) => match caller.is_name_alone(number)? {
             true => Err(Errno::BADF),
             false => caller.object(number),
@@ -223,7 +224,7 @@ fn changeable(caller: &Caller, number: i32) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// `first` is the index of the user; the group follows it.
+/// Reads user and group; `first` is the index of the user, and the group follows it.
 fn owner(caller: &Caller, first: usize) -> Change {
     let id = |index| Some(caller.unsigned(index)).filter(|id| *id != u32::MAX);
     Change::Owner { user: id(first).map(Uid::from_raw), group: id(first + 1).map(Gid::from_raw) }
@@ -259,7 +260,7 @@ fn no_attribute(caller: &Caller) -> Result<Change, Errno> {
     Ok(Change::RemoveAttribute { name: attribute_name(caller)? })
 }
 
-/// By the path that is the first argument.
+/// Names the object by the path in the first argument.
 fn by_path(caller: &Caller, follow: bool) -> Result<Subject, Errno> {
     Ok(Subject::Path { start: libc::AT_FDCWD, path: caller.path(0)?, follow })
 }
@@ -268,7 +269,7 @@ fn by_flags(caller: &Caller, start: i32, index: usize, flags: i32) -> Result<Sub
     by_text(start, caller.path(index)?, flags)
 }
 
-/// What `AT_SYMLINK_NOFOLLOW` and `AT_EMPTY_PATH` make of a path.
+/// Applies `AT_SYMLINK_NOFOLLOW` and `AT_EMPTY_PATH` to a path.
 fn by_text(start: i32, path: CString, flags: i32) -> Result<Subject, Errno> {
     if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
         return Err(Errno::INVAL);
@@ -279,7 +280,7 @@ fn by_text(start: i32, path: CString, flags: i32) -> Result<Subject, Errno> {
     match (flags & libc::AT_EMPTY_PATH != 0, start) {
         (false, _) => Err(Errno::NOENT),
         (true, libc::AT_FDCWD) => Ok(Subject::Path { start, path: c".".to_owned(), follow: true }),
-        // Also what was opened with O_PATH, so not by copying the descriptor.
+        // Permitted for `O_PATH` descriptors too, so the descriptor is not copied.
         (true, _) => Ok(Subject::Path { start, path, follow: true }),
     }
 }
@@ -292,7 +293,7 @@ fn attribute_name(caller: &Caller) -> Result<CString, Errno> {
     }
 }
 
-/// Both times of a call; a null pointer means now.
+/// Reads both times of a call; a null pointer means the current time.
 fn read_times(caller: &Caller, index: usize, shape: Shape) -> Result<Timestamps, Errno> {
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
     if caller.request.args[index] == 0 {

@@ -1,46 +1,45 @@
-//! The broker: answers the system calls that the filter traps, by doing on
-//! behalf of the caller what its powers allow, on an object it holds open.
+//! The broker: answers the system calls that the seccomp filter traps. A permitted call is carried
+//! out for the caller, on an object that the broker holds open.
 //!
-//! It must not know how the sandbox was built: it is given the listener, the
-//! powers and the level, and hands back events.
+//! The broker must not know how the sandbox was built. Its inputs are the listener, the powers and
+//! the level; its output is events.
 //!
-//! | File | For |
+//! | File | Purpose |
 //! |---|---|
-//! | `table` | which calls are trapped |
-//! | `caller` | the process that called: memory, descriptors, umask |
-//! | `walk` | from its path to a held object |
+//! | `table` | the trapped calls |
+//! | `caller` | the calling process: memory, descriptors, umask |
+//! | `walk` | resolves the caller's path to a held object |
 //! | `service` | the loop and the decision |
-//! | `before_change` | what is kept before a call changes the workspace |
-//! | `deed` | a call once it is read: it can be carried out now or later |
-//! | `opens`, `names`, `metadata`, `sockets` | reading the calls and carrying them out |
-//! | `straight` | the short way of plain opens |
-//! | `bound`, `servers` | sockets that the run has made: with a path, and servers on the host's loopback |
-//! | `kept_ports` | addresses of those servers, kept from everybody else |
-//! | `view` | through which view an object is changed; is it still the one shown? |
+//! | `before_change` | keeps the old content before a call changes the workspace |
+//! | `deed` | a call that was read: it can be carried out now or later |
+//! | `opens`, `names`, `metadata`, `sockets` | read the calls and carry them out |
+//! | `straight` | the fast path of plain opens |
+//! | `bound`, `servers` | sockets of the run: with a path, and servers on the host's loopback |
+//! | `kept_ports` | reserves the addresses of those servers |
+//! | `view` | the mount namespace through which an object is changed; detects changed objects |
 //! | `holds`, `holding` | calls that wait for an answer |
-//! | `pool` | what may block |
-//! | `ledger` | what was refused |
-//! | `programs` | what is about to run |
-//! | `ways` | links by which git would be led elsewhere |
-//! | `project_files` | files of the project that run code later |
-//! | `reads` | what a traced run reads |
-//! | `connects`, `requests` | what leads outside: connects, and what the door is asked for |
-//! | `confirm` | a second look at names that were made |
-//! | `file_room` | files that are larger than a small limit of the disk already |
-//! | `install` | what takes a guarded place |
-//! | `in_place` | files of git that are written in their place, and judged once they are |
-//! | `left_out` | what is refused to git, which goes on without |
-//! | `judged` | what takes a place that is guarded by what it says |
+//! | `pool` | threads for work that may block |
+//! | `ledger` | refusals |
+//! | `programs` | programs that are about to run |
+//! | `ways` | symbolic links that would lead git elsewhere |
+//! | `project_files` | project files that run code later |
+//! | `reads` | reads of a traced run |
+//! | `connects`, `requests` | outgoing connections, and requests to the egress proxy |
+//! | `confirm` | checks a name again after it was made |
+//! | `file_room` | file size limits for files that were large before the run |
+//! | `install` | puts files in guarded places |
+//! | `in_place` | git files that are written in place, and judged once written |
+//! | `left_out` | refused calls after which git can go on |
+//! | `judged` | files that are guarded by their content |
 //!
-//! Why acting on behalf is safe: names of the trees that the sandbox may write
-//! change only through the one thread that decides, because the floor refuses
-//! the calls to everybody else; the last component is never followed by the
-//! kernel; and what is put in the caller's hands is the object decided on.
+//! Acting for the caller is safe for three reasons. Names in writable trees change only through the
+//! one deciding thread, because the kernel-enforced layer refuses these calls to every other
+//! thread. The kernel never follows the last component. The caller receives the very object that
+//! was decided on.
 //!
-//! Known limit: a process that forks while it serves another run (two launches
-//! at once in one process) lends the new child copies of what the broker holds
-//! open, until that child closes them. A program that the other run has just
-//! written may be "busy" for that moment.
+//! Known limit: if one process launches two runs at once, a fork for the second copies the
+//! descriptors that the first run's broker holds. The copies last until the child closes them.
+//! Meanwhile a program that the first run has just written may be "busy" (ETXTBSY).
 
 mod before_change;
 mod bound;
@@ -98,76 +97,77 @@ pub(crate) use bound::Bound;
 pub use servers::served_ports;
 pub use table::{ArgTest, Test, Trap, notify_table};
 
-/// The broker's thread must come up within this.
+/// Time-out for the start of the broker's thread.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Something that the broker saw.
+/// Event that the broker reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BrokerEvent {
-    /// Something was refused, for the first time.
+    /// First refusal of its kind.
     Denied(Denial),
     /// A program is about to be executed.
     Executed {
-        /// Process id as the host sees it.
+        /// Process number on the host.
         pid: u32,
         /// The resolved program.
         program: RawText,
     },
     /// A call lacks a power and waits for [`Answers::answer`].
     Held {
-        /// Which one, unique in this broker.
+        /// Number of the question, unique in this broker.
         id: HoldId,
-        /// As a refusal would say it; it has a grant.
+        /// The refusal that would follow; it has a grant.
         denial: Denial,
     },
-    /// Nobody waits behind this call any more.
+    /// No call waits for the answer to this question any more.
     Withdrawn(HoldId),
 }
 
-/// Why a broker cannot start.
+/// The broker cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum BrokerError {
-    /// A thread or descriptor could not be made.
+    /// A thread or descriptor could not be created.
     #[error("cannot start the thread that answers trapped system calls: {0}")]
     Thread(std::io::Error),
     /// The kernel refused a step.
     #[error("cannot {step}: {errno}")]
     Step {
-        /// What was to be done.
+        /// The step that failed.
         step: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         errno: Errno,
     },
-    /// The thread said nothing in time.
+    /// The thread did not start in time.
     #[error("the thread that answers trapped system calls did not come up within {} s", START_TIMEOUT.as_secs())]
     Silent,
 }
 
-/// What a broker did, told at its end.
+/// Summary of a broker's work, available at its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BrokerReport {
-    /// Every refusal with its count.
+    /// Refusals with their counts.
     pub denials: Vec<Denial>,
-    /// Refusals past the bound, not kept apart.
+    /// Number of refusals past the limit, which are not listed.
     pub more_denials: u64,
-    /// Trapped calls answered.
+    /// Number of trapped calls that were answered.
     pub calls: u64,
-    /// What a traced run read, by path.
+    /// Reads of a traced run, by path.
     pub reads: Vec<ReadAccess>,
-    /// Files of the project that run code later and were written.
+    /// Project files that run code later and were written.
     pub project_files: Vec<RawText>,
-    /// Whether something was let change what lasts: a file of a writable directory.
+    /// True if a permitted call could change persistent data: a file of a writable directory
+    /// outside of the stage.
     pub changed: bool,
 }
 
-/// What is enforced for the broker itself.
+/// Properties of the broker itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BrokerTraits {
-    /// The kernel hands the processor over at each question (6.6).
+    /// The kernel gives the processor to the broker at each notification (since Linux 6.6).
     pub synchronous: bool,
 }
 
-/// A running broker. Dropping it ends it without waiting.
+/// A running broker. Dropping it stops the broker without waiting.
 #[derive(Debug)]
 pub struct BrokerHandle {
     answers: Answers,
@@ -175,47 +175,46 @@ pub struct BrokerHandle {
     traits: BrokerTraits,
 }
 
-/// Where the answers to held calls go. Copies lead to the same broker; after
-/// its end they lead nowhere.
+/// Sender of answers to held calls. Clones send to the same broker; after its end the answers are
+/// ignored.
 #[derive(Clone, Debug)]
 pub struct Answers {
     orders: Sender<Order>,
     wake: Arc<OwnedFd>,
 }
 
-/// What a broker is told while it serves.
+/// Message to a running broker.
 #[derive(Debug)]
 enum Order {
     Answer(HoldId, HeldAnswer),
-    /// The door was asked for something that is not agreed to.
+    /// The egress proxy received a request that no rule permits yet.
     Judge(Request),
-    /// The door is needed.
+    /// The egress proxy is needed.
     Open,
-    /// Nobody answers any more.
+    /// No approver answers any more.
     HoldNothing,
     Stop,
 }
 
 impl Answers {
-    /// Answers a held call. Never blocks. Powers that are granted hold also
-    /// where nobody waits for them any more.
+    /// Answers a held call. Never blocks. Granted powers also apply if the call no longer waits.
     pub fn answer(&self, id: HoldId, answer: HeldAnswer) {
         self.order(Order::Answer(id, answer));
     }
 
-    /// Lets the way out be opened. Never blocks.
+    /// Starts the egress proxy. Never blocks.
     pub(crate) fn open_way(&self) {
         self.order(Order::Open);
     }
 
-    /// What is held is refused, and so is what would be. Never blocks.
+    /// Refuses all held calls, and all calls that would be held from now on. Never blocks.
     pub(crate) fn hold_nothing(&self) {
         self.order(Order::HoldNothing);
     }
 
     fn order(&self, order: Order) {
         if self.orders.send(order).is_ok() {
-            // It fails only where the counter is full: then it is readable.
+            // Fails only if the counter is full; the eventfd is readable then.
             let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
         }
     }
@@ -225,15 +224,13 @@ impl Answers {
 pub struct Broker;
 
 impl Broker {
-    /// Starts answering what arrives at `listener`. `sink` is called on the
-    /// broker's threads and must not block: a caller waits meanwhile. With
-    /// `hold`, a call that lacks a power waits for an answer; only for a filter
-    /// whose questions no signal disturbs
+    /// Starts answering the notifications of `listener`. `sink` runs on the broker's thread and
+    /// must not block, because a caller waits meanwhile. With `hold`, a call that lacks a power
+    /// waits for an answer. Use `hold` only with a filter whose notifications no signal interrupts
     /// ([`Launched::wait_killable`](crate::launch::Launched::wait_killable)).
     ///
     /// # Errors
-    /// See [`BrokerError`]; nothing is answered then, and trapped calls end
-    /// with ENOSYS.
+    /// [`BrokerError`] if the broker cannot start. Trapped calls then fail with ENOSYS.
     pub fn start(
         listener: OwnedFd,
         powers: Powers,
@@ -244,11 +241,10 @@ impl Broker {
         Self::begin(powers, level, sink)?.serve(listener, hold)
     }
 
-    /// Starts the thread before there is a listener: it gets ready while the
-    /// sandbox is built.
+    /// Starts the thread before a listener exists, so that it prepares while the sandbox is built.
     ///
     /// # Errors
-    /// See [`BrokerError`].
+    /// [`BrokerError`] if the broker cannot start.
     pub fn begin(
         powers: Powers,
         level: Level,
@@ -257,12 +253,12 @@ impl Broker {
         Self::begin_with(powers, level, (None, None), sink)
     }
 
-    /// As [`begin`](Self::begin), for a sandbox whose workspace is staged:
-    /// `precaution` is taken before anything in it is changed. With `undo`, what was in the
-    /// workspace is kept first.
+    /// As [`begin`](Self::begin), with hooks that run before the workspace is changed. The hooks
+    /// are the precaution of a stage, and a recorder that keeps the old content so that the run can
+    /// be undone.
     ///
     /// # Errors
-    /// See [`BrokerError`].
+    /// [`BrokerError`] if the broker cannot start.
     pub fn begin_with(
         powers: Powers,
         level: Level,
@@ -281,7 +277,7 @@ impl Broker {
             let confined = Service::confine(level);
             let failed = confined.is_err();
             let _ = up.send(confined);
-            // No notifier comes where the sandbox could not be built.
+            // No notifier arrives if the sandbox could not be built.
             let (Ok(Serving { notifier, hold, way, bound, small_disk }), false) = (notifiers.recv(), failed) else {
                 return;
             };
@@ -291,10 +287,10 @@ impl Broker {
                         service.serve(woken.as_fd(), &ordered);
                         service.end()
                     }
-                    // The listener is closed: every trapped call ends with ENOSYS.
+                    // The listener is closed: every trapped call fails with ENOSYS.
                     Err(_) => BrokerReport::default(),
                 };
-            // After all that it held of the sandbox was let go.
+            // Sent after every descriptor of the sandbox is closed.
             let _ = sender.send(end);
         };
         std::thread::Builder::new().name("broker".to_owned()).spawn(body).map_err(BrokerError::Thread)?;
@@ -304,7 +300,7 @@ impl Broker {
     }
 }
 
-/// A broker without a listener. Dropping it ends it.
+/// A broker without a listener. Dropping it stops the broker.
 #[derive(Debug)]
 pub struct BrokerBegun {
     answers: Answers,
@@ -316,7 +312,7 @@ pub struct BrokerBegun {
     small_disk: Option<u64>,
 }
 
-/// What a broker that has begun needs to serve.
+/// Inputs that a started broker needs to serve.
 struct Serving {
     notifier: Notifier,
     hold: bool,
@@ -326,33 +322,32 @@ struct Serving {
 }
 
 impl BrokerBegun {
-    /// It remembers sockets together with others.
+    /// Makes the broker share its table of bound sockets with other brokers.
     pub(crate) fn sharing(self, bound: Bound) -> Self {
         Self { bound, ..self }
     }
 
-    /// The run has this small limit of the disk, by which the kernel holds the size of each
-    /// file: the broker makes room for those that are larger already.
+    /// Sets the small disk limit of the run, which the kernel enforces per file. The broker raises
+    /// the limit for files that were larger before.
     pub(crate) fn making_room(self, small_disk: Option<u64>) -> Self {
         Self { small_disk, ..self }
     }
 
-    /// Decides for the door.
+    /// Returns the judge for requests to the egress proxy.
     pub(crate) fn referee(&self) -> Referee {
         Referee::new(self.answers.clone(), self.reach.clone())
     }
 
-    /// Lets it answer what arrives at `listener`; `hold` as in
-    /// [`Broker::start`]. There is no way out.
+    /// Starts answering the notifications of `listener`, without an egress proxy; `hold` as in
+    /// [`Broker::start`].
     ///
     /// # Errors
-    /// See [`BrokerError`]; nothing is answered then, and trapped calls end
-    /// with ENOSYS.
+    /// [`BrokerError`] if the broker cannot start. Trapped calls then fail with ENOSYS.
     pub fn serve(self, listener: OwnedFd, hold: bool) -> Result<BrokerHandle, BrokerError> {
         self.serve_with(listener, hold, None)
     }
 
-    /// As [`serve`](Self::serve), with a way out.
+    /// As [`serve`](Self::serve), with an egress proxy.
     ///
     /// # Errors
     /// As [`serve`](Self::serve).
@@ -372,28 +367,27 @@ impl BrokerBegun {
 }
 
 impl BrokerHandle {
-    /// What holds for it.
+    /// Returns the properties of the broker.
     pub fn traits(&self) -> BrokerTraits {
         self.traits
     }
 
-    /// Where answers go.
+    /// Returns the sender of answers.
     pub fn answers(&self) -> Answers {
         self.answers.clone()
     }
 
-    /// Ends it and waits for that, at most `timeout`. What is still trapped
-    /// ends with ENOSYS. `None` where it did not end in time.
+    /// Stops the broker and waits for its end, at most `timeout`. Calls that are still trapped fail
+    /// with ENOSYS. Returns `None` if the broker did not end in time.
     pub fn stop(self, timeout: Duration) -> Option<BrokerReport> {
         self.ask_to_stop();
         self.report.recv_timeout(timeout).ok()
     }
 
-    /// Waits until it has ended by itself because no process is left, at most so
-    /// long.
+    /// Waits, at most `at_most`, until the broker ends by itself because no process is left.
     ///
     /// # Errors
-    /// Gives it back where some are left.
+    /// Returns the handle if processes are left.
     pub(crate) fn end_within(self, at_most: Duration) -> Result<BrokerReport, Self> {
         match self.report.recv_timeout(at_most) {
             Ok(report) => Ok(report),
@@ -413,7 +407,7 @@ impl Drop for BrokerHandle {
     }
 }
 
-/// An error of a step that can be named.
+/// Returns a function that adds the failed step to an error.
 fn step(step: &'static str) -> impl Fn(Errno) -> BrokerError {
     move |errno| BrokerError::Step { step, errno }
 }

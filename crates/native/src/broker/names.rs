@@ -100,10 +100,11 @@ impl Service {
         Ok(Deed::MakeName { source, new: walk.place(new_start, &new_path)? })
     }
 
-    /// May a name be made? What would fail anyway fails as it would.
+    /// Checks whether a name may be made. A call that would fail without a sandbox fails with the
+    /// same error.
     fn permit_new(&self, place: &Place, path: &[u8], operation: Operation) -> Result<Verdict, Failure> {
         if place.special {
-            // Never a name that can be made; the kernel has its own errors.
+            // Such a name can never be made; the kernel returns its own errors.
             return Ok(Verdict::Allow);
         }
         match self.decide(operation, path) {
@@ -128,7 +129,7 @@ impl Service {
         let directory = self.through(place, &path);
         mkdirat(&directory, place.name_as_written().as_c_str(), mode)?;
         self.confirm_new((place, directory.as_fd()), &path, Operation::Mkdir)?;
-        // Others may have made meanwhile what it would bring to life.
+        // Others may meanwhile have made files that this directory would activate.
         if is_git && let Err(failure) = self.permit_work_tree(&path, Operation::Mkdir) {
             let _ = unlinkat(&directory, &place.name, AtFlags::REMOVEDIR);
             return Err(failure);
@@ -150,7 +151,7 @@ impl Service {
 
     pub(super) fn make_link(&self, place: &Place, text: &CStr) -> Result<Step, Failure> {
         let path = place.path();
-        // Whether git may make links it finds out by one that leads nowhere.
+        // Git makes a link that leads nowhere, to learn whether links can be made.
         let is_trial = text.to_bytes() == b"testing" && self.powers.git_part(&path) == Some(GitPart::Trial);
         if !is_trial || self.refusal_of_place(Operation::Symlink, &path).is_some() {
             self.permit_new(place, &path, Operation::Symlink)?;
@@ -162,7 +163,7 @@ impl Service {
         let directory = self.through(place, &path);
         symlinkat(text, &directory, place.name_as_written().as_c_str())?;
         self.confirm_new((place, directory.as_fd()), &path, Operation::Symlink)?;
-        // Others may have made meanwhile what it leads elsewhere.
+        // Others may meanwhile have made a text that the link leads elsewhere.
         if let Some(now) = place.path_now()?
             && let Err(failure) = self.permit_way(&now, text.to_bytes(), Operation::Symlink)
         {
@@ -174,7 +175,7 @@ impl Service {
 
     pub(super) fn remove(&self, place: &Place, flags: AtFlags) -> Result<Step, Failure> {
         let path = place.path();
-        // The kernel lets none go that holds anything.
+        // The kernel refuses to remove a directory that is not empty.
         let is_empty = flags.contains(AtFlags::REMOVEDIR)
             && self.powers.is_directory_of_settings(&path)
             && self.refusal_of_place(Operation::Remove, &path).is_none();
@@ -197,7 +198,7 @@ impl Service {
         Ok(Step::zero())
     }
 
-    /// May the name `path` go away?
+    /// Checks whether the name `path` may be removed or replaced.
     fn permit_old(&self, path: &[u8], operation: Operation) -> Result<Verdict, Failure> {
         let verdict = self.permit(operation, path)?;
         match self
@@ -210,7 +211,7 @@ impl Service {
         }
     }
 
-    /// May the name `path` go away, and nothing take its place?
+    /// Checks whether the name `path` may be removed without a replacement.
     pub(super) fn permit_removal(&self, path: &[u8], operation: Operation) -> Result<Verdict, Failure> {
         let verdict = self.permit_old(path, operation)?;
         self.permit_unmaking(path, operation)?;
@@ -250,8 +251,8 @@ impl Service {
         };
         let mut directories = self.through_both((old, from), (new, to));
         match rename(&directories) {
-            // Two writable roots of one filesystem are two mounts inside. A stage
-            // has no other view, and no renames of directories from below.
+            // Two writable roots of one filesystem are two mounts inside. A stage has no other
+            // view, and cannot rename directories of its lower layer.
             Err(Errno::XDEV) if verdict == Verdict::Allow && !self.is_staged(&[from, to]) => {
                 directories = Self::through_own(old, new)?;
                 rename(&directories)?;
@@ -262,7 +263,7 @@ impl Service {
         self.confirm_moved((old, one.as_fd(), from), (new, other.as_fd(), to), flags)
     }
 
-    /// What was a root by its path may now be another directory.
+    /// Forgets the roots at these paths, because a path may now lead to another directory.
     fn forget_roots(&self, paths: &[&[u8]]) {
         if let Some(first) = &self.first {
             paths.iter().for_each(|path| first.roots.forget(path));
@@ -295,8 +296,8 @@ impl Service {
                 Ok(both)
             });
         match both {
-            // A private tree is a filesystem of its own, also where it only
-            // seems to be one: what was made there was made under other rules.
+            // A private tree counts as a filesystem of its own, because files there were made under
+            // other rules.
             Ok((one, other)) if one != other => Err(Errno::XDEV.into()),
             Ok((verdict, _)) => Ok(verdict),
             Err(failure) => {
@@ -307,7 +308,7 @@ impl Service {
         }
     }
 
-    /// May what is held get the name `to` in the place of `from`?
+    /// Checks whether the held object may get the name `to` in place of `from`.
     fn permit_moved(&self, moved: &OwnedFd, from: &[u8], to: &[u8]) -> Result<(), Failure> {
         let stat = fstat(moved)?;
         self.permit_socket_object(&stat, from, Operation::Rename)?;
@@ -325,7 +326,7 @@ impl Service {
         self.permit_carried(moved, from, to)
     }
 
-    /// Nothing but directories comes to the places of remotes, by itself or in what is held.
+    /// Permits only directories at the places of remotes, for the moved object and for its content.
     fn permit_at_addresses(&self, moved: &OwnedFd, kind: FileType, to: &[u8]) -> Result<(), Failure> {
         if self.powers.in_private_tree(to) {
             return Ok(());
@@ -344,8 +345,9 @@ impl Service {
         refusal.map_or(Ok(()), |refusal| Err(refused(Operation::Rename, to, refusal)))
     }
 
-    /// Git's directory gets files and no links, which would lead what the person's git
-    /// writes elsewhere, and no directories, which may hold some.
+    /// Permits only regular files to enter git's directory. A link would redirect the writes of the
+    /// user's git, and a directory may contain links. A directory may only move among the objects
+    /// and references of one repository.
     fn permit_in_git(
         &self,
         kind: FileType,
@@ -369,8 +371,8 @@ impl Service {
         Err(refused(operation, to, Refusal { rule, grant: Some(Grant::Write(to_path(to))) }))
     }
 
-    /// A directory is not moved where that would make or unmake a protected
-    /// name inside it: `~/x` with a `git` in it, to `~/.config`.
+    /// Refuses to move a directory if that would make or unmake a protected name inside it: for
+    /// example `~/x`, which contains `git`, to `~/.config`.
     fn permit_carried(&self, moved: &OwnedFd, from: &[u8], to: &[u8]) -> Result<(), Failure> {
         if FileType::from_raw_mode(fstat(moved)?.st_mode) != FileType::Directory {
             return Ok(());
@@ -379,8 +381,9 @@ impl Service {
         self.permit_leading(moved, to)
     }
 
-    /// A directory is not moved to `end` where something in it leads git by its place: what
-    /// it says was judged where it is. Looked at each time, as another run may have made it.
+    /// Refuses to move a directory to `end` if a file in it leads git by its place, because the
+    /// file's content was judged for the old place. Checked each time, as another run may have made
+    /// such a file.
     pub(super) fn permit_leading(&self, moved: &OwnedFd, end: &[u8]) -> Result<(), Failure> {
         if self.powers.in_private_tree(end) || self.powers.is_named(end) {
             return Ok(());
@@ -396,7 +399,7 @@ impl Service {
         Err(refused(Operation::Rename, end, Refusal { rule, grant: Some(Grant::Write(to_path(end))) }))
     }
 
-    /// Whether a directory may be called `end` with what it holds.
+    /// Checks whether a directory may have the name `end`, with its content.
     pub(super) fn permit_carried_at(&self, moved: &OwnedFd, end: &[u8]) -> Result<(), Failure> {
         let end = to_path(end);
         if self.powers.is_private(&end) {
@@ -415,8 +418,7 @@ impl Service {
         Ok(())
     }
 
-    /// `link`: a second name for a file. Whoever may not write the file under
-    /// its first name gets no second one to write it by.
+    /// Makes a hard link. A file that may not be written by its first name gets no second name.
     pub(super) fn make_name(&self, source: &Object, new: &Place) -> Result<Step, Failure> {
         let to = new.path();
         let is_data = source.kind() == FileType::RegularFile && !source.is_placeless();
@@ -429,7 +431,7 @@ impl Service {
             return Err(Errno::XDEV.into());
         }
         if source.kind() == FileType::Directory {
-            // The kernel looks at the new name first.
+            // The kernel checks the new name first.
             let is_there = new.special || new.step().is_ok();
             return Err(if is_there { Errno::EXIST } else { Errno::PERM }.into());
         }
@@ -441,7 +443,7 @@ impl Service {
             self.permit_way(&to, &resolve::link_text(source.fd.as_fd())?, Operation::Link)?;
         }
         self.permit_in_git(source.kind(), None, &to, Operation::Link)?;
-        // A guarded file has one name: what is written by another would change it.
+        // A guarded file has one name only, because a write by another name would change it.
         let has_two = source.stat.st_nlink > 0 && self.is_across_guards(&source.path, &to);
         if !new.special && (verdict != of_source || has_two) {
             return Err(Errno::XDEV.into());
@@ -468,9 +470,8 @@ impl Service {
     fn permit_source(&self, source: &Object, to: &[u8]) -> Result<Verdict, Failure> {
         let is_outside = || !self.powers.is_in_writable_root(&to_path(&source.path));
         match self.decide(Operation::Write, &source.path) {
-            // What lies outside lies on another mount: that is what a program
-            // is told, and it copies instead. Where somebody said yes to the new
-            // name, it is no answer to be told so.
+            // A path outside is on another mount, so the program gets EXDEV and copies instead. If
+            // an approver permitted the new name, EXDEV would be no useful answer.
             Verdict::Refuse(_) if is_outside() && !self.powers.was_added(to) => Err(Errno::XDEV.into()),
             Verdict::Refuse(refusal) => Err(refused(Operation::Link, &source.path, refusal)),
             verdict => Ok(verdict),
@@ -478,7 +479,7 @@ impl Service {
     }
 }
 
-/// Where the first path of a call starts, and its index.
+/// Returns the start directory and the index of the first path of a call.
 fn first(caller: &Caller, at: bool) -> (i32, usize) {
     if at { (caller.int(0), 1) } else { (libc::AT_FDCWD, 0) }
 }

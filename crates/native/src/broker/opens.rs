@@ -16,8 +16,8 @@ use super::terminals::is_of_terminals;
 use super::walk::{Beyond, Object, Place, Walk};
 use crate::powers::{Refusal, Verdict};
 
-/// The flags that open(2) knows (`VALID_OPEN_FLAGS`); it ignores others, while
-/// openat2, which is used here, would refuse them.
+/// Flags that open(2) knows (`VALID_OPEN_FLAGS`). open(2) ignores others, while openat2, which is
+/// used here, refuses them.
 const KNOWN_FLAGS: i32 = 3
     | libc::O_CREAT
     | libc::O_EXCL
@@ -38,15 +38,15 @@ const KNOWN_FLAGS: i32 = 3
 /// `__O_TMPFILE`: `O_TMPFILE` without its `O_DIRECTORY`.
 const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
 const SET_ID: u32 = 0o6000;
-/// Device nodes that the floor lets everybody write to.
+/// Device nodes that the kernel-enforced layer lets every process write.
 const OPEN_DEVICES: [&[u8]; 6] =
     [b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom", b"/dev/tty"];
 
-/// What every Java virtual machine sets of itself: what of it a core dump holds, of which a run
-/// makes none. At level full it lies in a tree that is mounted read-only.
+/// Every Java virtual machine writes this file of its own: the memory types in a core dump. A run
+/// makes no core dumps. At level full the file is in a tree that is mounted read-only.
 const DUMP_FILTER: &CStr = c"/proc/self/coredump_filter";
 
-/// One open, as it was asked for, its mode masked.
+/// Arguments of one open, with the mode masked.
 #[derive(Clone, Copy)]
 pub(super) struct Wish {
     flags: i32,
@@ -78,7 +78,7 @@ impl Wish {
         matches!(self.flags & 3, libc::O_WRONLY | libc::O_RDWR)
     }
 
-    /// Reading and writing as accessat understands them.
+    /// Returns read and write access in the form of accessat.
     pub(super) fn access(self) -> Access {
         let read = matches!(self.flags & 3, libc::O_RDONLY | libc::O_RDWR | 3);
         let write = self.flags & 3 != libc::O_RDONLY || self.has(libc::O_TRUNC);
@@ -88,22 +88,22 @@ impl Wish {
         access
     }
 
-    /// Nothing needs a look at what is there first.
+    /// Returns whether the open needs no look at an existing file first.
     pub(super) fn is_plain(self) -> bool {
         !self.only_reads() && !self.has(TMPFILE) && self.mode.bits() & SET_ID == 0
     }
 
-    /// It is to be opened without waiting, and so are its reads and writes.
+    /// Returns whether the open, and reads and writes after it, are non-blocking.
     pub(super) fn waits_not(self) -> bool {
         self.has(libc::O_NONBLOCK)
     }
 
-    /// Opening changes something by itself.
+    /// Returns whether the open itself may change the file system.
     pub(super) fn leaves_traces(self) -> bool {
         self.creates() || self.has(libc::O_TRUNC)
     }
 
-    /// The mode with which the kernel wants it opened.
+    /// Returns the mode argument for openat2, which must be zero unless the open creates.
     pub(super) fn mode_of_new(self) -> Mode {
         if self.creates() { self.mode } else { Mode::empty() }
     }
@@ -112,8 +112,8 @@ impl Wish {
         if self.creates() { Operation::Create } else { Operation::Write }
     }
 
-    /// The flags with which the broker opens: never following, never becoming
-    /// anybody's terminal, never waiting.
+    /// Returns the flags with which the broker opens: no controlling terminal, no blocking,
+    /// close-on-exec. `O_NOFOLLOW` is removed, because the broker's resolution follows no links.
     pub(super) fn of_broker(self) -> OFlags {
         let own = libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK;
         OFlags::from_bits_retain(((self.flags & !libc::O_NOFOLLOW) | own) as u32)
@@ -121,8 +121,8 @@ impl Wish {
 }
 
 impl Service {
-    /// Resolves an open and tries it, going on behind every link. What it came
-    /// to stands in `asked`.
+    /// Resolves an open and tries it, continuing at the target of every link. Stores the resolved
+    /// call in `asked`.
     pub(super) fn open(&self, caller: &Caller, shape: Shape, asked: &mut Option<Deed>) -> Result<Step, Failure> {
         let id = caller.request.id;
         let (start, index) = match shape {
@@ -135,7 +135,7 @@ impl Service {
             (caller.int(index + 1) & KNOWN_FLAGS, caller.unsigned(index + 2))
         };
         let mut wish = Wish { flags, mode: Mode::empty() };
-        // Flags are registers: nobody can change them behind our back.
+        // Flags are in registers, so the caller cannot change them afterwards.
         if wish.has(libc::O_PATH) {
             return Ok(Step::Done(Reply::Continue));
         }
@@ -149,8 +149,8 @@ impl Service {
             }
             return self.open_late(caller, (start, &path), wish);
         }
-        // Whatever the name comes to mean until the kernel reads it again: by
-        // itself a caller can write to no more than these.
+        // The name may change until the kernel reads it again; but without the broker, a caller can
+        // write only to these devices.
         if OPEN_DEVICES.contains(&path.to_bytes()) {
             return Ok(Step::Done(Reply::Continue));
         }
@@ -190,8 +190,8 @@ impl Service {
         }
     }
 
-    /// An open that only reads: the kernel carries it out, but where it has no rule for what
-    /// the run may read.
+    /// Opens for reading. The kernel carries that out, unless the kernel-enforced layer has no rule
+    /// for the file and the broker must open it.
     fn open_late(&self, caller: &Caller, (start, path): (i32, &CStr), wish: Wish) -> Result<Step, Failure> {
         let is_late =
             |object: &Object| object.kind() == FileType::RegularFile && self.powers.is_read_late(&object.path);
@@ -205,17 +205,17 @@ impl Service {
                 self.must_still_wait(caller)?;
                 Ok(Step::Done(finish(fd, wish)?))
             }
-            // The kernel says what is wrong with it.
+            // The kernel returns the error.
             _ => Ok(Step::Done(Reply::Continue)),
         }
     }
 
-    /// Opens the name at `place`, or says that it is a link.
+    /// Opens the name at `place`, or returns the link that has this name.
     pub(super) fn open_at(&self, id: u64, place: &Place, wish: Wish) -> Result<Step, Failure> {
         let path = place.path();
         match self.decide(wish.operation(), &path) {
-            // Whatever the powers: a terminal that the broker opened would be
-            // its own, and the kernel's files are not files.
+            // For any powers: a terminal that the broker opened could become its own, and the
+            // kernel's files are not regular files.
             Verdict::Allow | Verdict::Private if place.on_proc || is_open_device(&path) => {
                 return self.open_refused(place, &path, wish, kernel_files());
             }
@@ -240,7 +240,7 @@ impl Service {
                 self.note_written(&path);
                 Ok(Step::Done(finish(fd, wish)?))
             }
-            // A link, or the program wants none.
+            // The name is a link; with `O_NOFOLLOW` the program gets the error.
             Err(Errno::LOOP) if !wish.has(libc::O_NOFOLLOW) => Ok(Step::Link(place.step()?)),
             Err(errno @ (Errno::NXIO | Errno::AGAIN)) => {
                 self.open_reluctant(id, resolve::step(directory.as_fd(), &place.name)?, wish, errno)
@@ -249,15 +249,15 @@ impl Service {
         }
     }
 
-    /// The kernel would not open what is `held` without waiting: a pipe without
-    /// a reader, a file under a lease, or a socket.
+    /// Handles an object that the kernel did not open without blocking: a pipe without a reader, a
+    /// file under a lease, or a socket.
     fn open_reluctant(&self, id: u64, held: OwnedFd, wish: Wish, errno: Errno) -> Result<Step, Failure> {
         let kind = FileType::from_raw_mode(fstat(&held)?.st_mode);
         let waits = !wish.has(libc::O_NONBLOCK) && matches!(kind, FileType::Fifo | FileType::RegularFile);
         if waits { self.open_waiting(id, held, wish) } else { Err(errno.into()) }
     }
 
-    /// Opens what `pipe` holds on a thread that may wait.
+    /// Opens the object of `pipe` on a thread that may block.
     fn open_waiting(&self, id: u64, pipe: OwnedFd, wish: Wish) -> Result<Step, Failure> {
         let notifier = self.notifier.clone();
         let held = pipe.try_clone().map_err(|_| Errno::MFILE)?;
@@ -274,8 +274,8 @@ impl Service {
         Ok(Step::Work(Work { job, pipe: Some(held) }))
     }
 
-    /// The name is not among the powers: it may be a link to something that is,
-    /// a device, or fail anyway. Only what is left is a denial.
+    /// Handles a name that the powers do not permit. The name may be a link to a permitted one, a
+    /// device, or fail anyway; only the rest is a refusal.
     fn open_refused(&self, place: &Place, path: &[u8], wish: Wish, refusal: Refusal) -> Result<Step, Failure> {
         if self.powers.is_kept_read_only(path) {
             return Err(Errno::ROFS.into());
@@ -309,15 +309,15 @@ impl Service {
             _ => {}
         }
         native_access(&held, wish.access())?;
-        // It exists, so nothing is created, and reading is the floor's matter.
+        // The file exists, so nothing is created; the kernel-enforced layer decides on reads.
         if wish.only_reads() {
             return Ok(Step::Done(Reply::Continue));
         }
         Err(refused(Operation::Write, path, refusal))
     }
 
-    /// Opens anew what a descriptor already holds. Reading is left to the
-    /// kernel: the descriptor may be one that its holder cannot read by.
+    /// Opens the object of a descriptor again. The kernel carries reads out, because the holder of
+    /// the descriptor may not be permitted to read by it.
     pub(super) fn reopen(&self, id: u64, object: &Object, wish: Wish) -> Result<Step, Failure> {
         if wish.has(libc::O_CREAT | libc::O_EXCL) {
             return Err(Errno::EXIST.into());
@@ -353,7 +353,7 @@ impl Service {
         }
     }
 
-    /// `O_TMPFILE`: a file without a name in a directory.
+    /// Opens a file without a name in a directory (`O_TMPFILE`).
     pub(super) fn open_unnamed(&self, directory: &Object, wish: Wish) -> Result<Step, Failure> {
         if directory.kind() != FileType::Directory {
             return Err(Errno::NOTDIR.into());
@@ -371,17 +371,16 @@ impl Service {
     }
 }
 
-/// Opens a name that is among the powers, without waiting for anything.
+/// Opens a permitted name, without blocking.
 fn open_name(directory: BorrowedFd<'_>, place: &Place, wish: Wish) -> Result<OwnedFd, Errno> {
-    // Opening a pipe for reading without waiting would succeed where it should
-    // wait.
+    // A non-blocking open of a pipe for reading would succeed, but this one must wait.
     if wish.only_reads() && !wish.has(libc::O_EXCL) && place.is_pipe() {
         return Err(Errno::NXIO);
     }
     openat2(directory, place.name.as_c_str(), wish.of_broker(), wish.mode_of_new(), ResolveFlags::NO_SYMLINKS)
 }
 
-/// A name that only a directory can have: a directory is not opened for writing.
+/// Returns the error for a name of a directory, which cannot be opened for writing.
 fn open_directory(walk: &Walk<'_>, place: Place, wish: Wish) -> Errno {
     if wish.creates() && place.slash && !place.special {
         return Errno::ISDIR;
@@ -393,8 +392,8 @@ fn open_directory(walk: &Walk<'_>, place: Place, wish: Wish) -> Errno {
     }
 }
 
-/// A file that runs with its owner's powers could be left for another user of
-/// the host to start.
+/// Returns the refusal of set-ID files: another user of the host could start such a file with its
+/// owner's permissions.
 pub(super) fn set_id() -> Refusal {
     Refusal { rule: "no set-user-ID or set-group-ID files".to_owned(), grant: None }
 }
@@ -407,7 +406,7 @@ pub(super) fn is_open_device(path: &[u8]) -> bool {
     OPEN_DEVICES.contains(&path) || is_of_terminals(path)
 }
 
-/// Gives the descriptor the flags that the caller asked for.
+/// Sets the flags of the descriptor as the caller requested.
 pub(super) fn finish(fd: OwnedFd, wish: Wish) -> Result<Reply, Errno> {
     if !wish.has(libc::O_NONBLOCK) {
         let settable = libc::O_APPEND | libc::O_DIRECT | libc::O_NOATIME | libc::O_ASYNC;

@@ -1,5 +1,4 @@
-//! Work that may block: a few threads, so that no call waits behind another's
-//! open of a pipe that nobody reads.
+//! Threads for work that may block, so that no call waits behind another's open of a pipe without a reader.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,17 +6,17 @@ use std::time::Duration;
 
 use stockade_sys::Errno;
 
-/// Calls that may block at the same time; one more is answered "try again".
+/// Most calls that may block at the same time; one more fails with EAGAIN.
 const MAX_WORKERS: usize = 128;
-/// A worker without work ends after this.
+/// A worker without work exits after this time.
 const IDLE: Duration = Duration::from_secs(5);
-/// They make system calls and little else.
+/// Stack size; workers make system calls and little else.
 const STACK_BYTES: usize = 128 * 1024;
 
-/// Something that may block.
+/// Work that may block.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads. They carry the confinement of the thread that starts them.
+/// Pool of threads, which inherit the confinement of the thread that starts them.
 #[derive(Clone, Default)]
 pub(super) struct Pool {
     shared: Arc<Shared>,
@@ -38,10 +37,10 @@ struct State {
 }
 
 impl Pool {
-    /// Runs `job` on a thread of its own.
+    /// Runs `job` on another thread.
     ///
     /// # Errors
-    /// EAGAIN where too many are busy.
+    /// EAGAIN if too many threads are busy.
     pub fn run(&self, job: Job) -> Result<(), Errno> {
         let mut state = self.shared.lock();
         if state.idle > state.jobs.len() {
@@ -61,8 +60,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Lets the threads end as soon as they are free. Not waited for: one may
-    /// sit in a call that ends only with the sandbox.
+    /// Lets the threads exit as soon as they are idle. Does not wait: a thread may be in a call
+    /// that ends only with the sandbox.
     pub fn close(&self) {
         self.shared.lock().over = true;
         self.shared.work.notify_all();

@@ -1,11 +1,9 @@
-//! What is about to run: the program of an `execve` and the interpreters of a
-//! script, put to the rules.
+//! Decides on programs that are about to run: the program of an `execve` and the interpreters of a script.
 //!
-//! The kernel carries an agreed call out itself and reads path and arguments
-//! again from the caller's memory, which another thread may have changed by
-//! then. That is right here, and only here, because a rule about programs is
-//! advice: whatever comes to run is confined like everything else of the run.
-//! The first program of all is the command, which was agreed to.
+//! The kernel carries a permitted call out itself. The kernel reads path and arguments again from
+//! the caller's memory, which another thread may have changed by then. This is acceptable here, and
+//! only here, because a rule about programs is advisory: every program of the run is confined in
+//! the same way. The first program is the command, which was approved before.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -23,27 +21,26 @@ use super::service::{Failure, Reply, Service, native_access, refused};
 use super::walk::Object;
 use crate::programs::{MAX_WORDS, Program, interpreter};
 
-/// What the kernel reads of a file to tell what it is: `BINPRM_BUF_SIZE`
-/// (binfmts.h).
+/// Bytes that the kernel reads of a file to detect its format: `BINPRM_BUF_SIZE` (binfmts.h).
 const START_BYTES: u64 = 256;
-/// Interpreters of interpreters that the kernel follows (fs/exec.c).
+/// Nested interpreters that the kernel follows (fs/exec.c).
 const MAX_INTERPRETERS: usize = 5;
-/// Longest argument that is looked at; no pattern is longer.
+/// Longest argument that is checked; no pattern is longer.
 const MAX_ARGUMENT: usize = 4096;
-/// Length of arguments behind which no more are looked at, in bytes.
+/// Total length of arguments, in bytes, after which no more are read.
 const MAX_ARGUMENTS: usize = 16 << 10;
 
-/// A program that is held, and everything that running it means.
+/// A held program, with all programs that running it starts.
 pub(super) struct Start {
     pub object: Object,
-    /// The program and its interpreters, and whether the last could be read.
+    /// The program and its interpreters; `is_readable` is true if the last of them could be read.
     programs: Vec<Program>,
     is_readable: bool,
 }
 
 impl Service {
-    /// What a call would run, to be decided on. Nothing is for the command itself, nor where no
-    /// rule and no effect is about such a program.
+    /// Reads an exec call. Returns `None` for the command itself, and for a program that no rule or
+    /// effect is about.
     pub(super) fn read_exec(&mut self, caller: &Caller, at: bool) -> Result<Option<Deed>, Failure> {
         let found = self.program_to_run(caller, at);
         let programs = &self.powers.programs;
@@ -53,19 +50,19 @@ impl Service {
         };
         if !self.has_started || is_plain {
             if let Ok((object, _)) = found {
-                // The launcher tries one place after the other.
+                // The launcher tries one path after the other.
                 self.has_started = true;
                 self.executed(Some(self.process_of(caller)), &object);
             }
             return Ok(None);
         }
-        // What cannot be looked at is not run on the quiet.
+        // A program that cannot be checked must not run without a decision.
         let (object, called) = found?;
         let start = self.start_of(caller, object, called.into_bytes(), if at { 2 } else { 1 })?;
         Ok(Some(Deed::Run(start)))
     }
 
-    /// Whether it may be run, with the powers of now.
+    /// Decides whether a program may run, with the current powers.
     pub(super) fn may_run(&self, start: &Start) -> Result<Step, Failure> {
         let refused = |path: &[u8], refusal| refused(Operation::Exec, path, refusal);
         for program in &start.programs {
@@ -85,7 +82,7 @@ impl Service {
         Ok(Step::Done(Reply::Continue))
     }
 
-    /// Tells that a program is run.
+    /// Reports that a program runs.
     pub(super) fn executed(&self, pid: Option<u32>, object: &Object) {
         if let Some(reads) = &self.reads {
             self.note_read(reads, object, || Actor { pid, program: Some(object.path.clone()) });
@@ -93,7 +90,7 @@ impl Service {
         self.ledger().executed(pid.unwrap_or_default(), object.path.clone());
     }
 
-    /// Follows the links in the rules, in the root of the run.
+    /// Resolves the links in the rules' paths, in the root of the run.
     pub(super) fn follow_rules(&mut self) {
         let Some(first) = &self.first else { return };
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -107,8 +104,8 @@ impl Service {
         caller.process().unwrap_or(caller.request.pid)
     }
 
-    /// What an exec would run, where it exists and may be run, and how it was
-    /// called.
+    /// Returns the program that an exec would run, if it exists and is executable, and the path as
+    /// the caller wrote it.
     fn program_to_run(&self, caller: &Caller, at: bool) -> Result<(Object, CString), Errno> {
         let (start, index) = if at { (caller.int(0), 1) } else { (libc::AT_FDCWD, 0) };
         let path = caller.path(index)?;
@@ -121,9 +118,8 @@ impl Service {
         Ok((object, path))
     }
 
-    /// Reads what running `object` means: its arguments, as far as a rule is
-    /// about them, and its interpreters. `list` is the argument of the call that
-    /// points at the arguments.
+    /// Reads the arguments that rules check, and the interpreters of `object`. `list` is the index
+    /// of the call's argument that points at the argument list.
     fn start_of(&self, caller: &Caller, object: Object, called: Vec<u8>, list: usize) -> Result<Start, Errno> {
         let rules = &self.powers.programs;
         let mut own: Option<Vec<Vec<u8>>> = None;
@@ -145,14 +141,14 @@ impl Service {
             let current = held.as_ref().unwrap_or(&object);
             let Some(start) = start_bytes(current) else { break current.kind() != FileType::RegularFile };
             let Some((name, argument)) = interpreter(&start) else { break true };
-            // One more than the kernel follows fails there.
+            // The kernel fails if there is one interpreter more.
             if programs.len() > MAX_INTERPRETERS {
                 break true;
             }
             let name = CString::new(name).map_err(|_| Errno::NOEXEC)?;
             let next = self.walk(caller)?.find(libc::AT_FDCWD, &name, true)?;
             native_access(&next.fd, Access::EXEC_OK)?;
-            // As the kernel: the line's argument and the script stand before the
+            // Same order as the kernel's: the argument of the `#!` line, the script, then the
             // script's own arguments.
             before = argument.map(<[u8]>::to_vec).into_iter().chain([script]).chain(before).collect();
             now = Program { path: next.path.clone(), called: name.into_bytes(), arguments: Vec::new() };
@@ -163,17 +159,17 @@ impl Service {
     }
 }
 
-/// The arguments behind the program's own name.
+/// Reads the arguments after the program's own name.
 fn read_arguments(caller: &Caller, list: usize) -> Result<Vec<Vec<u8>>, Errno> {
     let (mut words, mut length) = (Vec::new(), 0);
     for index in 1..MAX_WORDS {
-        // A list without even the name ends before there is a second word.
+        // A list without a program name has no second word.
         if index == 1 && (caller.request.args[list] == 0 || caller.word(list, 0)? == 0) {
             break;
         }
         match caller.word(list, index)? {
             0 => break,
-            // What stands behind much text is not looked at: the call waits meanwhile.
+            // The call waits meanwhile, so later arguments are not read.
             _ if length >= MAX_ARGUMENTS => break,
             address => {
                 let word = caller.argument(address, MAX_ARGUMENT)?;
@@ -185,7 +181,7 @@ fn read_arguments(caller: &Caller, list: usize) -> Result<Vec<Vec<u8>>, Errno> {
     Ok(words)
 }
 
-/// What a file begins with; none where it cannot be read.
+/// Returns the first bytes of a regular file, or `None` if it cannot be read.
 fn start_bytes(object: &Object) -> Option<Vec<u8>> {
     if object.kind() != FileType::RegularFile {
         return None;

@@ -1,5 +1,5 @@
-//! Files of the project that run code later and were written, to be named at the end. It
-//! decides nothing.
+//! Records which project files that run code later were written, for the report at the end. This
+//! module decides nothing.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -9,15 +9,15 @@ use stockade_model::{RawText, is_project_file};
 use super::service::Service;
 use crate::powers::to_path;
 
-/// So many are named.
+/// Most files that are named.
 const MAX_NAMED: usize = 200;
 
-/// The paths of those that were written.
+/// Paths of the written files.
 #[derive(Default)]
 pub(super) struct ProjectFiles(RefCell<BTreeSet<Vec<u8>>>);
 
 impl Service {
-    /// Notes that something was written, or got its name, at `path`.
+    /// Notes that the file at `path` was written or got this name.
     pub(super) fn note_written(&self, path: &[u8]) {
         let Some(beneath) = self.powers.beneath_workspace(path) else { return };
         let mut noted = self.project_files.0.borrow_mut();
@@ -26,7 +26,7 @@ impl Service {
         }
     }
 
-    /// Those that are still there.
+    /// Returns the written files that still exist.
     pub(super) fn project_files_written(&self) -> Vec<RawText> {
         let noted = std::mem::take(&mut *self.project_files.0.borrow_mut());
         noted.into_iter().filter(|path| self.exists(&to_path(path))).map(RawText::from).collect()

@@ -1,9 +1,9 @@
-//! What a traced run reads: each object once, with a count and who was first.
+//! Reads of a traced run: each object once, with a count and its first reader.
 //!
-//! Evidence of what was asked for and nothing more: the kernel reads the path
-//! again and the floor decides, so a program that rewrites it meanwhile can keep
-//! a read from being seen, and gains no read by it. Bounded: where there is too
-//! much, a directory stands for what was read beneath it.
+//! The record shows requested reads and nothing more. The kernel reads the path again and the
+//! kernel-enforced layer decides. So a program that rewrites the path meanwhile can hide a read,
+//! but cannot gain one. The size is limited: if there are too many reads, a directory represents
+//! the reads beneath it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,11 +20,11 @@ use super::ledger::{Actor, Denied};
 use super::service::Service;
 use super::walk::Object;
 
-/// Objects kept apart.
+/// Most objects that are recorded separately.
 const MAX_OBJECTS: usize = 1000;
-/// How many are left once directories stand for some of them.
+/// Number of entries after directories have replaced some of them.
 const LEFT_AFTER_FOLDING: usize = MAX_OBJECTS / 2;
-/// Trees that are not looked at: what they show is no file.
+/// Trees that are not recorded, because their entries are not real files.
 const KERNEL_TREES: [&[u8]; 3] = [b"/proc/", b"/sys/", b"/dev/"];
 
 /// The reads of one attempt, by path.
@@ -43,7 +43,7 @@ struct Known {
 }
 
 impl Reads {
-    /// Notes that the object at `path` was read.
+    /// Notes a read of the object at `path`.
     pub fn note(&mut self, path: &[u8], directory: bool, who: impl FnOnce() -> Actor) {
         if let Some(known) = self.known.get_mut(path) {
             known.count += 1;
@@ -60,7 +60,7 @@ impl Reads {
                 above.files += 1;
                 return;
             }
-            // Everything stands in the root directory, which stands for nothing.
+            // All paths are in the root directory, which never represents others.
             if self.known.len() >= MAX_OBJECTS {
                 return;
             }
@@ -68,7 +68,7 @@ impl Reads {
         self.known.insert(path.to_vec(), Known { directory, files: 0, who: who(), count: 1 });
     }
 
-    /// A directory above `path` that stands for what is beneath it.
+    /// Returns a directory above `path` that represents the reads beneath it.
     fn folded_above(&mut self, path: &[u8]) -> Option<&mut Known> {
         if !self.has_folded {
             return None;
@@ -77,8 +77,8 @@ impl Reads {
         self.known.get_mut(above)
     }
 
-    /// Lets the directories with the most of them stand for their files, until
-    /// half are left.
+    /// Replaces files by their directories, the fullest directories first, until half of the
+    /// entries are left.
     fn fold(&mut self) {
         while self.known.len() > LEFT_AFTER_FOLDING {
             let mut sizes: BTreeMap<&[u8], usize> = BTreeMap::new();
@@ -121,7 +121,7 @@ impl Reads {
         }
     }
 
-    /// All of them, by path.
+    /// Returns all reads, by path, and clears them.
     pub fn take(&mut self) -> Vec<ReadAccess> {
         let told = |(path, known): (Vec<u8>, Known)| ReadAccess {
             object: RawText::from(path),
@@ -135,7 +135,7 @@ impl Reads {
     }
 }
 
-/// The directories above an absolute path, the nearest first, without the root.
+/// Returns the directories above an absolute path, nearest first, without the root.
 fn ancestors(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     let slashes = path.iter().enumerate().rev().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
     slashes.filter(|at| *at > 0).map(|at| &path[..at])
@@ -147,13 +147,13 @@ impl Service {
         if KERNEL_TREES.iter().any(|tree| path.to_bytes().starts_with(tree)) {
             return;
         }
-        // What does not open is not read.
+        // An open that fails reads nothing.
         let Ok(object) = self.opened(caller, start, path, flags) else { return };
         if object.is_placeless() || KERNEL_TREES.iter().any(|tree| object.path.starts_with(tree)) {
             return;
         }
         if let Some(refusal) = self.powers.hides(&object.path) {
-            // At level full the placeholder behind which it is hidden tells.
+            // At level full the placeholder that hides the path reports the refusal.
             if self.level != Level::Full {
                 let denied =
                     Denied { operation: Operation::Read, object: object.path, layer: Layer::Landlock, refusal };
@@ -164,14 +164,14 @@ impl Service {
         self.note_read(reads, &object, || self.actor(caller));
     }
 
-    /// Notes that `object` is read. What only the run sees is not worth it.
+    /// Notes a read of `object`, unless only the run sees that object.
     pub(super) fn note_read(&self, reads: &RefCell<Reads>, object: &Object, who: impl FnOnce() -> Actor) {
         if !self.powers.in_private_tree(&object.path) {
             reads.borrow_mut().note(&object.path, object.kind() == FileType::Directory, who);
         }
     }
 
-    /// What the open would open now.
+    /// Returns the object that the open would open now.
     fn opened(&self, caller: &Caller, start: i32, path: &CStr, flags: i32) -> Result<Object, Errno> {
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
         let is_followed = flags & libc::O_NOFOLLOW == 0;
@@ -187,7 +187,7 @@ impl Service {
         };
         let object = match found {
             Ok(fd) => Object::of(fd)?,
-            // A way out of the start, or over a link of procfs.
+            // The path leaves the start directory, or passes a procfs link.
             Err(Errno::XDEV | Errno::LOOP | Errno::AGAIN) => self.walk(caller)?.find(start, path, is_followed)?,
             Err(errno) => return Err(errno),
         };
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(found.iter().map(|read| read.count).sum::<u64>(), 5 * MAX_OBJECTS as u64 + 1);
     }
 
-    /// However the paths lie: never more than the bound, never the root.
+    /// For any tree shape: never more entries than the limit, and never the root.
     #[test]
     fn deep_and_flat_trees_are_bounded_too() {
         for path in

@@ -1,6 +1,6 @@
-//! What the door cannot decide: a target of a request to its proxies, a secret on
-//! its way where its hosts do not lead, what a request does outside. Each is
-//! decided, held and answered as a connect is.
+//! Requests that the egress proxy cannot decide. Such a request has a target that no rule permits,
+//! sends a secret to other hosts than its own, or has an effect that needs a grant. Each is
+//! decided, held and answered like a connect.
 
 use stockade_egress::{Judge, Judgement, Permit, Wanted, Who};
 use stockade_model::{Grant, HostName, Layer, Operation};
@@ -14,7 +14,7 @@ use super::{Answers, Order};
 use crate::powers::Refusal;
 use crate::reach::Reach;
 
-/// Decides for the door, on the broker's thread where it is not agreed yet.
+/// Judge for the egress proxy. A request that is not permitted yet is decided on the broker's thread.
 pub(crate) struct Referee {
     answers: Answers,
     reach: Reach,
@@ -57,7 +57,7 @@ fn decide(reach: &Reach, wanted: &Wanted) -> Result<String, Denied> {
     }
 }
 
-/// What somebody asked the door for.
+/// A request to the egress proxy.
 pub(super) struct Request {
     wanted: Wanted,
     who: Who,
@@ -75,12 +75,12 @@ impl Request {
         (self.answer)(Judgement::Refused { rule, grant });
     }
 
-    /// Who asked, as the record knows it.
+    /// Returns the caller, as the audit log knows it.
     pub fn actor(&self) -> Actor {
         Actor { pid: self.who.pid, program: self.who.program.as_ref().map(|p| p.as_bytes().to_vec()) }
     }
 
-    /// Whether the process that asked is still there, as far as it is known.
+    /// Returns whether the calling process still exists; true if the process is unknown.
     pub fn is_waiting(&self) -> bool {
         let pid = self.who.pid.and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(pid).ok()?));
         pid.is_none_or(|pid| rustix::process::test_kill_process(pid) != Err(stockade_sys::Errno::SRCH))
@@ -88,7 +88,7 @@ impl Request {
 }
 
 impl Service {
-    /// Decides on a request, or lets it wait for an answer.
+    /// Decides on a request, or holds it until an answer arrives.
     pub(super) fn judge(&mut self, request: Request) {
         let Some((request, denied)) = self.grant_request(request) else { return };
         let key = Key::of(&denied.refusal, &denied.object).filter(|_| self.holds_calls);
@@ -99,7 +99,7 @@ impl Service {
         }
     }
 
-    /// Answers a request that is among the powers of now; else it comes back.
+    /// Answers a request that the current powers permit; else returns it.
     pub(super) fn grant_request(&self, request: Request) -> Option<(Request, Denied)> {
         match decide(&self.powers.reach, &request.wanted) {
             Ok(rule) => {

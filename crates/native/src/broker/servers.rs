@@ -1,10 +1,10 @@
-//! Servers of a run that has no network of its own: on the loopback of the host, for the
-//! run's own processes. The run's own listeners are known by their cookies (`SO_COOKIE`),
-//! which the kernel gives no second socket; who listens on a port the kernel says itself
-//! (`sock_diag(7)`). Their addresses are kept from everybody else (`kept_ports.rs`). So a run
-//! reaches its own servers there and nobody else's.
+//! Servers of a run without a network namespace of its own: they listen on the loopback of the
+//! host, for the run's own processes. The broker identifies the run's listeners by their socket
+//! cookies (`SO_COOKIE`), which the kernel never reuses. The kernel itself reports the listeners of
+//! a port (`sock_diag(7)`). Their addresses are reserved (`kept_ports.rs`). So a run reaches its
+//! own servers there and no others.
 //!
-//! Must not know grants: a listener of somebody else may be reached by one, which is decided
+//! This module must not know grants: a connect to another listener may be granted, which is decided
 //! elsewhere.
 
 use std::cell::{Cell, RefCell};
@@ -26,22 +26,22 @@ use stockade_sys::Errno;
 
 use super::kept_ports::KeptPort;
 
-/// Servers of a run at a time. Each takes a descriptor of the broker's process.
+/// Most servers of a run at a time. Each takes a descriptor of the broker's process.
 pub(super) const MAX_SERVERS: usize = 128;
-/// How often it is looked whether a server is gone: so long its port is kept from others.
+/// Interval between two checks for closed listeners. A port stays reserved for at most this long after.
 const LOOKED_EVERY: Duration = Duration::from_millis(500);
-/// How often a port is asked for that the run gives back, and how long between.
+/// Number of attempts to take a port that the run gives back, and the pause between them.
 const MAX_GIVE_BACK_TRIES: usize = 20;
 const GIVE_BACK_PAUSE: Duration = Duration::from_millis(1);
-/// The first port that no service of the system has to itself.
+/// First port that is not reserved for system services.
 pub(super) const FIRST_PORT: u16 = 1024;
 /// Ports of the kernel's choice that are tried for one server.
 pub(super) const MAX_PORTS_TRIED: usize = 16;
-/// How long the kernel may take to say who listens. It answers at once.
+/// Time-out for the kernel's report of listeners. The kernel answers at once.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
-/// Bytes of one answer, as the kernel fills it at most (netlink(7)).
+/// Largest answer that the kernel sends (netlink(7)).
 const ANSWER_BYTES: usize = 32 * 1024;
-/// Answers to one question: far more than there are listeners of one port.
+/// Most answers to one request: far more than one port has listeners.
 const MAX_ANSWERS: usize = 64;
 
 /// `SOCK_DIAG_BY_FAMILY` (linux/sock_diag.h).
@@ -50,20 +50,20 @@ const BY_FAMILY: u16 = 20;
 const DUMP: u16 = 0x301;
 /// `NLMSG_DONE`.
 const DONE: u16 = 3;
-/// `struct nlmsghdr`, in bytes.
+/// Size of `struct nlmsghdr`.
 const HEADER_BYTES: usize = 16;
-/// Where the cookie stands in a message: after its header, four bytes of `struct
-/// inet_diag_msg` and 40 of `struct inet_diag_sockid` (linux/inet_diag.h).
+/// Offset of the cookie in a message: after the header, four bytes of `struct inet_diag_msg` and 40
+/// of `struct inet_diag_sockid` (linux/inet_diag.h).
 const COOKIE_AT: usize = HEADER_BYTES + 44;
 /// `1 << TCP_LISTEN`.
 const LISTENING: u32 = 1 << 10;
 const TCP: u8 = 6;
-/// Bytes of a table of sockets that are read.
+/// Most bytes that are read of a socket table.
 const MAX_TABLE_BYTES: u64 = 4 << 20;
-/// `TCP_LISTEN` as such a table has it.
+/// `TCP_LISTEN` as written in such a table.
 const LISTEN_STATE: &str = "0A";
 
-/// The run's own listeners, by their cookies, with the addresses that are kept for them.
+/// The run's own listeners by cookie, with their reserved addresses.
 #[derive(Debug, Default)]
 pub(super) struct Servers {
     own: RefCell<HashMap<u64, Arc<KeptPort>>>,
@@ -71,7 +71,7 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    /// Lets a socket that is bound to the loopback listen; no other one does.
+    /// Lets a socket listen that is bound to the loopback; refuses any other.
     pub fn listen(&self, socket: BorrowedFd<'_>, backlog: i32) -> Result<(), Errno> {
         let at = served_address(socket)?.ok_or(Errno::ACCESS)?;
         if self.own.borrow().len() >= MAX_SERVERS {
@@ -83,7 +83,7 @@ impl Servers {
     fn listen_at(&self, socket: BorrowedFd<'_>, at: SocketAddr, backlog: i32) -> Result<(), Errno> {
         let cookie = socket_cookie(socket)?;
         let there = listeners(Some(at.port()))?;
-        // With SO_REUSEPORT it would take connections that are somebody else's.
+        // With SO_REUSEPORT the socket would take connections of another process.
         if !self.has_all(&there) {
             return Err(Errno::ADDRINUSE);
         }
@@ -103,8 +103,8 @@ impl Servers {
         Err(Errno::ADDRINUSE)
     }
 
-    /// Who listens at an address of the loopback. Whoever listens on its port at another
-    /// address counts, too.
+    /// Returns the listeners at a loopback address. A listener on the same port at another address
+    /// counts too.
     pub fn at(&self, address: SocketAddr) -> Result<Listening, Errno> {
         let there = listeners(Some(address.port()))?;
         if !self.has_all(&there) {
@@ -115,14 +115,14 @@ impl Servers {
         Ok(kept.map_or(Listening::Nobody, |kept| Listening::Own(kept.clone())))
     }
 
-    /// Takes an address by `take`, with what nobody of the run listens on any more given back
-    /// to everybody.
+    /// Takes an address by `take`. If it is in use, first releases the addresses of that port on
+    /// which the run no longer listens.
     pub fn once_given_back(&self, port: u16, take: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
         match take() {
             Err(Errno::ADDRINUSE) if self.let_go(Some(port))? => {}
             taken => return taken,
         }
-        // What connected there has a moment to fail.
+        // Connections to the old listener need a moment to fail.
         for _ in 0..MAX_GIVE_BACK_TRIES {
             match take() {
                 Err(Errno::ADDRINUSE) => std::thread::sleep(GIVE_BACK_PAUSE),
@@ -132,15 +132,15 @@ impl Servers {
         Err(Errno::ADDRINUSE)
     }
 
-    /// Keeps no more the addresses, of one port or of all, on which the run has closed its
-    /// listener. Whether there were such.
+    /// Releases the addresses, of one port or of all, on which the run has closed its listener.
+    /// Returns whether there were any.
     pub fn let_go(&self, port: Option<u16>) -> Result<bool, Errno> {
         let is_of_port = |kept: &KeptPort| port.is_none_or(|port| port == kept.at().port());
         if !self.own.borrow().values().any(|kept| is_of_port(kept)) {
             return Ok(false);
         }
         let there = listeners(port)?;
-        // A long answer may leave one out that listens; one about a port is short.
+        // A long answer may omit a listener; an answer about one port is short.
         let listens = |cookie: &u64, port| listeners(Some(port)).map_or(true, |there| there.contains(cookie));
         let is_gone = |cookie: &u64, port| !there.contains(cookie) && !listens(cookie, port);
         let mut own = self.own.borrow_mut();
@@ -148,17 +148,17 @@ impl Servers {
         Ok(gone.map(|(_, kept)| kept.break_off()).count() > 0)
     }
 
-    /// Within what time to look whether the run has closed a listener.
+    /// Returns the time until the next check for closed listeners.
     pub fn look_within(&self) -> Option<Duration> {
         let since = self.looked.get().map_or(LOOKED_EVERY, |looked| looked.elapsed());
         (!self.own.borrow().is_empty()).then(|| LOOKED_EVERY.saturating_sub(since))
     }
 
-    /// Looks, where it is time to.
+    /// Checks for closed listeners, if the check is due.
     pub fn look(&self) {
         if self.looked.get().is_none_or(|looked| looked.elapsed() >= LOOKED_EVERY) {
             self.looked.set(Some(Instant::now()));
-            // Where it cannot be told, the addresses are kept until the next look.
+            // On an error the addresses stay reserved until the next check.
             let _ = self.let_go(None);
         }
     }
@@ -169,9 +169,9 @@ impl Servers {
     }
 }
 
-/// A port of the kernel's choice that is free at `address`, and on which nobody listens at any
-/// other one either: with such a one the socket could not listen ([`Servers::listen`]).
-/// `ADDRINUSE` where there is none after some tries. Somebody may take it at any time.
+/// Returns a port of the kernel's choice that is free at `address`. No process listens on it at
+/// another address, because the socket could not listen then ([`Servers::listen`]). Fails with
+/// `ADDRINUSE` after some tries. Another process may take the port at any time.
 pub(super) fn free_port(address: IpAddr, is_served: impl Fn(u16) -> bool) -> Result<u16, Errno> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     for _ in 0..MAX_PORTS_TRIED {
@@ -185,24 +185,24 @@ pub(super) fn free_port(address: IpAddr, is_served: impl Fn(u16) -> bool) -> Res
     Err(Errno::ADDRINUSE)
 }
 
-/// Who listens at an address of the loopback.
+/// Listeners at a loopback address.
 #[derive(Debug)]
 pub(super) enum Listening {
-    /// Nobody.
+    /// No listener.
     Nobody,
-    /// The run itself, and on that port nobody else.
+    /// The run itself, and no other process on that port.
     Own(Arc<KeptPort>),
-    /// Somebody else, too.
+    /// Another process, possibly besides the run.
     Others,
 }
 
-/// Whether somebody on the host listens on a port, where that can be told.
+/// Returns whether a process on the host listens on a port; false if unknown.
 pub(super) fn is_served(port: u16) -> bool {
     listeners(Some(port)).is_ok_and(|there| !there.is_empty())
 }
 
-/// Whether somebody in the network of the process `pid` listens on a port; also where that
-/// cannot be told (proc_pid_net(5)).
+/// Returns whether a process in the network namespace of process `pid` listens on a port; true if
+/// unknown (proc_pid_net(5)).
 pub(super) fn is_served_around(pid: u32, port: u16) -> bool {
     ["tcp", "tcp6"].into_iter().any(|table| {
         let Ok(file) = File::open(format!("/proc/{pid}/net/{table}")) else { return true };
@@ -213,8 +213,7 @@ pub(super) fn is_served_around(pid: u32, port: u16) -> bool {
     })
 }
 
-/// The ports on which somebody in this process's own network listens, as far as that can be
-/// told.
+/// Returns the ports with a listener in this process's own network namespace, as far as they are known.
 pub fn served_ports() -> BTreeSet<u16> {
     let text = |table| {
         let mut text = String::new();
@@ -225,21 +224,21 @@ pub fn served_ports() -> BTreeSet<u16> {
     ["tcp", "tcp6"].map(text).iter().flat_map(|text| text.lines()).filter_map(listener).collect()
 }
 
-/// The port of a line of such a table, where it is of a socket that listens.
+/// Returns the port in a line of such a table, if the line is of a listening socket.
 fn listener(line: &str) -> Option<u16> {
     let mut fields = line.split_ascii_whitespace().skip(1);
     let local = fields.next().and_then(|local| u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok())?;
     (fields.nth(1) == Some(LISTEN_STATE)).then_some(local)
 }
 
-/// Where a socket is bound that is bound to the loopback.
+/// Returns the address of a socket that is bound to the loopback.
 fn served_address(socket: BorrowedFd<'_>) -> Result<Option<SocketAddr>, Errno> {
     let at = SocketAddr::try_from(getsockname(socket)?)?;
     let at = SocketAddr::new(at.ip().to_canonical(), at.port());
     Ok((at.ip().is_loopback() && at.port() != 0).then_some(at))
 }
 
-/// The cookies of all that listen, on a port or on any.
+/// Returns the cookies of all listeners, on one port or on any.
 fn listeners(port: Option<u16>) -> Result<HashSet<u64>, Errno> {
     let diag = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(SOCK_DIAG))?;
     set_socket_timeout(&diag, Timeout::Recv, Some(ANSWERS_WITHIN))?;
@@ -262,7 +261,7 @@ fn ask(diag: &OwnedFd, family: AddressFamily, port: Option<u16>, found: &mut Has
     Err(Errno::OVERFLOW)
 }
 
-/// `struct nlmsghdr` and `struct inet_diag_req_v2`.
+/// Encodes `struct nlmsghdr` and `struct inet_diag_req_v2`.
 fn question(family: AddressFamily, port: Option<u16>) -> Vec<u8> {
     let mut text = Vec::with_capacity(72);
     text.extend_from_slice(&72_u32.to_ne_bytes());
@@ -277,7 +276,7 @@ fn question(family: AddressFamily, port: Option<u16>) -> Vec<u8> {
     text
 }
 
-/// Adds the cookies of one answer; whether it was the last.
+/// Adds the cookies of one answer. Returns whether it was the last.
 fn read_answer(mut answer: &[u8], found: &mut HashSet<u64>) -> Result<bool, Errno> {
     while let Some(header) = answer.first_chunk::<HEADER_BYTES>() {
         let [l0, l1, l2, l3, t0, t1, ..] = *header;
@@ -291,7 +290,7 @@ fn read_answer(mut answer: &[u8], found: &mut HashSet<u64>) -> Result<bool, Errn
                 let halves = [[c0, c1, c2, c3], [c4, c5, c6, c7]].map(u32::from_ne_bytes);
                 found.insert(u64::from(halves[0]) | u64::from(halves[1]) << 32);
             }
-            // An error, or what was not asked for: who listens is not known.
+            // An error or an unexpected message: the listeners are unknown.
             _ => return Err(Errno::PROTO),
         }
         if length < HEADER_BYTES {
@@ -338,7 +337,7 @@ mod tests {
         assert_eq!(servers.let_go(None), Ok(false));
         drop(socket);
         assert!(matches!(servers.at(at), Ok(Listening::Nobody)) && TcpListener::bind(at).is_err());
-        // The run itself has it at once.
+        // The run itself can take the port at once.
         let (socket, again) = serve(at);
         assert!(again == at && is_own(at) && servers.look_within().is_some());
         drop(socket);
@@ -373,7 +372,7 @@ mod tests {
         let own = client.local_addr().unwrap().port();
         assert!(!is_served(own) && !is_served_around(std::process::id(), own) && !served_ports().contains(&own));
         drop(one);
-        // Somebody else may have taken that port by now: not several times in a row.
+        // Another process may have taken that port by now, but not several times in a row.
         let is_told_again = || {
             let one = TcpListener::bind("127.0.0.1:0").unwrap();
             let port = one.local_addr().unwrap().port();

@@ -1,6 +1,6 @@
-//! The loop: one trapped call after the other is read, decided, carried out,
-//! held or refused. One thread does this for everything that changes a name, so
-//! that nothing changes between a decision and its act; and nothing in it waits.
+//! The loop: reads one trapped call after the other, decides on it, and carries it out, holds it or
+//! refuses it. One thread does this for all calls that change a name, so that nothing changes
+//! between a decision and its act. This thread never waits.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -47,28 +47,28 @@ use crate::stage::Precaution;
 use crate::undo::Recorder;
 use crate::way_out::WayOut;
 
-/// How often it is looked whether the callers of parked calls still wait.
+/// Interval between two checks that the callers of parked calls still wait.
 const PARKED_CHECK: Duration = Duration::from_secs(1);
-/// The same while a person is asked, who should not answer for nobody.
+/// The same while an approver is asked: a question is withdrawn soon after its caller is gone.
 const HELD_CHECK: Duration = Duration::from_millis(200);
 
-/// How a trapped call ends.
+/// End of a trapped call that does not fail.
 #[derive(Debug)]
 pub(super) enum Reply {
-    /// It returns this.
+    /// The call returns this value.
     Value(i64),
-    /// The kernel goes on with it, and the floor decides.
+    /// The kernel carries the call out, and the kernel-enforced layer decides.
     Continue,
-    /// It returns this descriptor.
+    /// The call returns this descriptor.
     Descriptor { fd: OwnedFd, close_on_exec: bool },
 }
 
-/// Why a trapped call fails.
+/// Failure of a trapped call.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// As it would without a sandbox.
+    /// The error that the call has without a sandbox.
     Native(Errno),
-    /// Because it is not among the powers.
+    /// The powers do not permit the call.
     Refused(Denied),
 }
 
@@ -78,79 +78,78 @@ impl From<Errno> for Failure {
     }
 }
 
-/// Facts of the run, taken from its first call: nothing of the command itself
-/// has run by then.
+/// Facts of the run, taken from its first call. The command itself has not run by then.
 pub(super) struct First {
-    /// Its root, the same for every process: none may change it.
+    /// Root directory, the same for every process because no process may change it.
     pub root: OwnedFd,
     /// Standard streams that are open for writing, by device and inode.
     pub streams: Vec<(u64, u64)>,
     /// Parent of the first process.
     pub keeper: u32,
-    /// The first process, as it numbers itself.
+    /// Number of the first process in its own PID namespace.
     pub process: u32,
-    /// Where the short way of an open starts.
+    /// Roots for the fast path of opens.
     pub roots: Roots,
 }
 
-/// A call that another thread will answer.
+/// A call that another thread answers.
 enum Parked {
-    /// It does something that ends by itself.
+    /// The work ends by itself.
     Work,
-    /// It waits for the other end of this pipe.
+    /// The open waits for the other end of this pipe.
     Pipe(OwnedFd),
-    /// The door dials; given up where this is dropped.
+    /// The egress proxy dials; dropping the value cancels that.
     Dialling { _until: Dialling },
 }
 
-/// The state of a broker.
+/// State of a broker.
 pub(super) struct Service {
     pub notifier: Arc<Notifier>,
     pub powers: Powers,
     pub level: Level,
     pub threads: Threads,
     pub first: Option<First>,
-    /// Whether the command itself runs already.
+    /// True once the command itself has started.
     pub has_started: bool,
     pub ledger: Arc<Mutex<Ledger>>,
     pub pool: Pool,
-    /// The way out, where there is one.
+    /// The egress proxy, if the run has one.
     pub way: Option<Arc<WayOut>>,
-    /// Whether a change of what lasts was allowed.
+    /// True once a change of persistent data was permitted.
     pub changed: Cell<bool>,
-    /// What a traced run reads.
+    /// Reads of a traced run.
     pub reads: Option<RefCell<Reads>>,
-    /// What leads to guarded names in the writable trees.
+    /// Surveys of the writable trees: paths that lead to guarded names.
     pub surveys: RefCell<Surveys>,
-    /// What settings said when they were first changed.
+    /// Settings as they were when the run first changed them.
     pub first_settings: FirstSettings,
-    /// Whether it could not be told whether something is there, since the last decision began.
+    /// True if a look-up since the start of the last decision failed, so that existence is unknown.
     pub looked_in_vain: Cell<bool>,
-    /// Files that lead to repositories, which are still written.
+    /// Git files that are still being written in place.
     pub in_place: WrittenInPlace,
-    /// What git was told to have removed, although it was refused.
+    /// Names that git believes removed, although the removal was refused.
     pub said_gone: SaidGone,
-    /// Files of the project that run code later.
+    /// Project files that run code later.
     pub project_files: ProjectFiles,
-    /// The sockets that the run has bound to paths.
+    /// Sockets that the run has bound to paths.
     pub bound: Bound,
-    /// Those that it has made on the loopback of the host.
+    /// Listeners of the run on the host's loopback.
     pub servers: Servers,
-    /// Terminals that the run has made.
+    /// Terminals that the run has created.
     pub terminals: Terminals,
-    /// Calls that other threads answer, by notification.
+    /// Calls that other threads answer, by notification id.
     parked: HashMap<u64, Parked>,
-    /// Calls that wait for an answer.
+    /// Held calls.
     pub holds: Holds<Waiter>,
-    /// Whether calls are held at all.
+    /// True if calls are held.
     pub holds_calls: bool,
-    /// Taken before something in a stage is changed.
+    /// Hook that runs before a change in a stage.
     precaution: Option<RefCell<Precaution>>,
-    /// Told before something in the workspace is changed, where that can be undone.
+    /// Hook that runs before a change in the workspace, if the run can be undone.
     pub undo: Option<KeptForUndo>,
-    /// With a small limit of the disk.
+    /// Present with a small disk limit.
     pub file_room: Option<FileRoom>,
-    /// When to look after those who wait.
+    /// Time of the next check that callers still wait.
     look_at: Option<Instant>,
     shapes: HashMap<i32, Shape>,
     own_user: u32,
@@ -159,16 +158,16 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Confines this thread: from here on it has no more power over files than
-    /// the command's user.
+    /// Confines this thread: from here on it has no more permissions on files than the command's
+    /// user.
     pub fn confine(level: Level) -> Result<(), BrokerError> {
-        // Root's sandbox has no supplementary groups; an ordinary user's keeps
-        // them, because it cannot give them up.
+        // Root's sandbox has no supplementary groups. An ordinary user's sandbox keeps them,
+        // because such a user cannot drop them.
         let without_groups = level == Level::Full && may_map_for_others();
         actor::confine_thread(without_groups).map_err(step("confine the broker's thread"))
     }
 
-    /// Makes ready to serve, on a thread that was [confined](Self::confine).
+    /// Creates the service, on a thread that was [confined](Self::confine).
     pub fn new(
         notifier: Notifier,
         powers: Powers,
@@ -217,8 +216,8 @@ impl Service {
         })
     }
 
-    /// Serves until it is told to stop or no process is left. `wake` becomes
-    /// readable when there is an order.
+    /// Serves until a stop order arrives or no process is left. `wake` becomes readable when there
+    /// is an order.
     pub fn serve(&mut self, wake: BorrowedFd<'_>, orders: &Receiver<Order>) {
         let mut space = self.notifier.space();
         loop {
@@ -246,9 +245,9 @@ impl Service {
         }
     }
 
-    /// Does what it is told. False at the end.
+    /// Handles the pending orders. Returns false if the broker must stop.
     fn take_orders(&mut self, wake: BorrowedFd<'_>, orders: &Receiver<Order>) -> bool {
-        // It is not blocking: what it counts does not matter.
+        // The descriptor is non-blocking; the counter's value does not matter.
         let _ = rustix::io::read(wake, &mut [0; 8]);
         loop {
             match orders.try_recv() {
@@ -262,7 +261,7 @@ impl Service {
         }
     }
 
-    /// The end: nothing is answered after this.
+    /// Ends the service: no call is answered after this.
     pub fn end(&mut self) -> BrokerReport {
         self.pool.close();
         self.settle_rest();
@@ -276,10 +275,10 @@ impl Service {
         BrokerReport { denials, more_denials, calls: self.calls, reads, project_files, changed: self.changed.get() }
     }
 
-    /// A name was asked for.
+    /// Starts the egress proxy, for example because a name is to be resolved.
     fn open_way(&self) {
         if let Some(way) = &self.way {
-            // Where the door cannot be had names are not answered.
+            // If the proxy cannot start, names are not resolved.
             let _ = way.open();
         }
     }
@@ -299,9 +298,9 @@ impl Service {
         }
     }
 
-    /// Answers a call that was carried out as far as it can be here.
+    /// Answers a call that was carried out as far as this thread can.
     pub fn finish(&mut self, id: u64, step: Step) {
-        // A send fails only where the caller is gone: there is nobody to tell.
+        // Fails only if the caller is gone, so the error has no receiver.
         let _ = match step {
             Step::Done(reply) => self.reply(id, reply),
             Step::Work(work) => match self.pool.run(work.job) {
@@ -315,7 +314,7 @@ impl Service {
                 self.parked.insert(id, Parked::Dialling { _until: dialling });
                 Ok(())
             }
-            // Whoever reads the path goes on behind a link.
+            // The code that resolves the path follows links before it comes here.
             Step::Link(_) => self.notifier.answer(id, Answer::Error(Errno::LOOP)),
         };
     }
@@ -328,13 +327,12 @@ impl Service {
         self.ledger().record(denied, || self.actor(caller));
     }
 
-    /// Who made a call, as the host knows it.
+    /// Returns the caller of a call, as the host numbers it.
     pub fn actor(&self, caller: &Caller) -> Actor {
         Actor { pid: Some(self.process_of(caller)), program: caller.program() }
     }
 
-    /// Reads a call, decides on it and carries it out. What it came to stands in
-    /// `asked`.
+    /// Reads a call, decides on it and carries it out. Stores the resolved call in `asked`.
     fn handle(&mut self, caller: &Caller, asked: &mut Option<Deed>) -> Result<Step, Failure> {
         if self.first.is_none() {
             self.meet(caller)?;
@@ -391,8 +389,7 @@ impl Service {
         Ok(step)
     }
 
-    /// Takes the precaution for what a deed would change in a stage. Where that
-    /// fails nothing is changed.
+    /// Runs the precaution for a change in a stage. If it fails, nothing is changed.
     pub fn prepare_stage(&self, deed: &Deed) -> Result<(), Failure> {
         if self.precaution.is_none() || matches!(deed, Deed::Run(_) | Deed::Connect(_)) {
             return Ok(());
@@ -403,8 +400,8 @@ impl Service {
         names.chain(object).try_for_each(|path| self.prepare_stage_at(&path, rewrites))
     }
 
-    /// As [`prepare_stage`](Self::prepare_stage), for one path that the powers
-    /// reach; what they do not is refused.
+    /// As [`prepare_stage`](Self::prepare_stage), for one path. Skips a path that the powers do not
+    /// permit, because the call is refused later.
     pub fn prepare_stage_at(&self, path: &[u8], rewrites: bool) -> Result<(), Failure> {
         let Some(precaution) = &self.precaution else { return Ok(()) };
         if matches!(self.decide(Operation::Write, path), Verdict::Refuse(_)) {
@@ -414,8 +411,8 @@ impl Service {
         taken.map_err(|error| Failure::Native(if error.is_full { Errno::NOSPC } else { Errno::IO }))
     }
 
-    /// What a held object is to be taken for: in a stage without an overlay, the
-    /// copy of an original that was put aside.
+    /// Replaces a held object by its staged copy. In a stage without an overlay, the object may be
+    /// an original that was put aside.
     pub fn as_staged(&self, object: Object) -> Result<Object, Errno> {
         match self.copy_of(&object) {
             Some(copy) => Object::of(copy),
@@ -423,7 +420,7 @@ impl Service {
         }
     }
 
-    /// The copy that stands in the place of an original.
+    /// Returns the copy that replaces an original.
     pub fn copy_of(&self, object: &Object) -> Option<OwnedFd> {
         let precaution = self.precaution.as_ref()?.borrow();
         let seen = Path::new(OsStr::from_bytes(&object.path));
@@ -432,8 +429,7 @@ impl Service {
         openat2(CWD, &path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), how).ok()
     }
 
-    /// Whether a name is that of a directory which a stage without an overlay
-    /// cannot move.
+    /// Returns whether a path names a directory that a stage without an overlay cannot move.
     pub fn is_fixed(&self, path: &[u8]) -> bool {
         let path = Path::new(OsStr::from_bytes(path));
         self.precaution.as_ref().is_some_and(|precaution| precaution.borrow().is_original_directory(path))
@@ -456,8 +452,8 @@ impl Service {
         Ok(())
     }
 
-    /// Starts the resolution of one call's paths. What was read of the caller
-    /// so far is thrown away where it is no longer waiting.
+    /// Starts the resolution of one call's paths. Fails if the caller no longer waits, because the
+    /// data read of it may then be of another process.
     pub fn walk<'a>(&'a self, caller: &'a Caller) -> Result<Walk<'a>, Errno> {
         self.must_still_wait(caller)?;
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
@@ -469,7 +465,7 @@ impl Service {
         Ok(Walk::new(caller, first.root.as_fd(), kin))
     }
 
-    /// Lets a call go on that does something to a process or thread of the run's own.
+    /// Permits a call on a process or thread if that belongs to the run.
     fn of_process(&self, caller: &Caller, index: usize) -> Result<Step, Failure> {
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
         if walk::descends(caller.unsigned(index), first.keeper, &walk::status_on_host) {
@@ -482,7 +478,7 @@ impl Service {
         if self.notifier.is_valid(caller.request.id) { Ok(()) } else { Err(Errno::SRCH) }
     }
 
-    /// The decision on the object at `path`.
+    /// Decides on an operation on the object at `path`.
     pub fn decide(&self, operation: Operation, path: &[u8]) -> Verdict {
         self.looked_in_vain.set(false);
         match self.powers.decide(operation, Path::new(OsStr::from_bytes(path)), &|p| self.exists(p)) {
@@ -498,7 +494,7 @@ impl Service {
         }
     }
 
-    /// As [`decide`](Self::decide), a refusal made ready to be recorded.
+    /// As [`decide`](Self::decide); a refusal is ready to be recorded.
     pub fn permit(&self, operation: Operation, path: &[u8]) -> Result<Verdict, Failure> {
         match self.decide(operation, path) {
             Verdict::Refuse(refusal) => Err(refused(operation, path, refusal)),
@@ -506,9 +502,9 @@ impl Service {
         }
     }
 
-    /// Whether something has this path in the run's view. Where that cannot be told, as of
-    /// a path that is too long or a directory that may not be searched, it is taken to exist:
-    /// a yes to this question only ever refuses more.
+    /// Returns whether an object has this path in the run's view. If that is unknown, because the
+    /// path is too long or a directory may not be searched, the answer is yes: a yes only ever
+    /// refuses more.
     pub fn exists(&self, path: &Path) -> bool {
         let Some(first) = &self.first else { return false };
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -519,19 +515,18 @@ impl Service {
         found.is_ok() || !is_told
     }
 
-    /// Whether an object that was reached by a descriptor is one of the run's
-    /// own standard streams, open for writing.
+    /// Returns whether an object is one of the run's own standard streams, open for writing.
     pub fn is_own_stream(&self, object: &Object) -> bool {
         self.is_stream(&object.stat)
     }
 
-    /// The same, of a file.
+    /// The same for a file's status.
     pub fn is_stream(&self, stat: &Stat) -> bool {
         let key = (stat.st_dev, stat.st_ino);
         self.first.as_ref().is_some_and(|first| first.streams.contains(&key))
     }
 
-    /// A user or group that exists where the caller is.
+    /// Returns whether a user and a group exist in the caller's user namespace.
     pub fn is_mapped(&self, user: Option<Uid>, group: Option<Gid>) -> bool {
         self.level != Level::Full
             || (user.is_none_or(|u| u.as_raw() == self.own_user) && group.is_none_or(|g| g.as_raw() == self.own_group))
@@ -541,12 +536,12 @@ impl Service {
         self.own_user
     }
 
-    /// The mode of something new.
+    /// Returns the mode of a new object, masked by the caller's umask.
     pub fn masked(&self, caller: &Caller, mode: u32) -> Result<Mode, Errno> {
         Ok(Mode::from_bits_retain(mode & 0o7777 & !self.threads.umask(caller)?))
     }
 
-    /// Lets go of calls whose caller is gone, now and then.
+    /// Drops calls whose callers are gone, at intervals.
     fn look_after_waiting(&mut self) {
         let often = match (self.holds.is_empty(), self.parked.is_empty()) {
             (true, true) => return self.look_at = None,
@@ -554,7 +549,7 @@ impl Service {
             (false, _) => HELD_CHECK,
         };
         let now = Instant::now();
-        // A question that was just raised is looked after sooner than a pipe.
+        // A new question is checked sooner than a pipe.
         let due = self.look_at.is_some_and(|at| at <= now);
         if due {
             self.look_after_holds();
@@ -572,8 +567,7 @@ impl Service {
     }
 }
 
-/// Ends the wait of a thread that opens one end of a pipe: for a moment both
-/// ends are open.
+/// Ends the wait of a thread that opens one end of a pipe, by opening both ends for a moment.
 fn release(parked: &Parked) {
     if let Parked::Pipe(pipe) = parked {
         let path = resolve::DescriptorPath::new(pipe.as_fd());
@@ -586,8 +580,8 @@ pub(super) fn refused(operation: Operation, path: &[u8], refusal: Refusal) -> Fa
     Failure::Refused(Denied { operation, object: path.to_vec(), layer: Layer::Broker, refusal })
 }
 
-/// What the kernel itself would say to `access` of a held object, by owner and
-/// mode. That the mount is read-only is the sandbox's doing and not counted.
+/// Returns the kernel's own answer to `access` on a held object, by owner and mode. A read-only
+/// mount is ignored, because the sandbox made it so.
 pub(super) fn native_access(fd: &OwnedFd, access: Access) -> Result<(), Errno> {
     let path = resolve::DescriptorPath::new(fd.as_fd());
     match accessat(CWD, path.as_c_str(), access, AtFlags::EACCESS) {

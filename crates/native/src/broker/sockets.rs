@@ -1,10 +1,10 @@
-//! Connecting and binding sockets.
+//! Connects and binds sockets.
 //!
-//! A connect is made on a copy of the caller's socket with the broker's copy of
-//! the address, and to the very socket file that was decided on. A bind of a path is made
-//! on behalf, but in a private tree, where the floor lets the run make what it likes and
-//! nowhere else: a call that went on could have been given another path meanwhile. What
-//! was bound is held (`bound.rs`).
+//! A connect uses a copy of the caller's socket and the broker's copy of the address, and leads to
+//! the very socket file that was decided on. The broker binds a path on the caller's behalf,
+//! because the kernel would read the path again and it may have changed by then. Only in a private
+//! tree the kernel carries the bind out: the kernel-enforced layer lets the run make sockets there
+//! and nowhere else. A bound socket is held (`bound.rs`).
 
 use std::ffi::{CString, OsStr};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -36,52 +36,52 @@ use super::walk::{Object, Place};
 use crate::powers::{Refusal, Verdict};
 use crate::signing::AGENT_PATH;
 
-/// `sizeof(struct sockaddr_storage)`: the kernel takes no more.
+/// `sizeof(struct sockaddr_storage)`, the kernel's maximum.
 const MAX_ADDRESS: u64 = 128;
 /// Longest path in `struct sockaddr_un`, without its NUL.
 const MAX_UNIX_PATH: usize = 107;
-/// The first ABI of Landlock has the right that is needed here.
+/// The first Landlock ABI has the access right that is needed here.
 const FIRST_ABI: u32 = 1;
-/// Where the path starts in `struct sockaddr_un`.
+/// Offset of the path in `struct sockaddr_un`.
 const PATH_OFFSET: usize = 2;
 
-/// Whom a connect is for.
+/// Peer that an address names.
 enum Peer {
     /// A socket file that the caller names.
     Path(CString),
-    /// A name in the network namespace.
+    /// A name in the network namespace (abstract socket).
     Abstract(Vec<u8>),
     /// An internet address.
     Internet(SocketAddr),
-    /// Anything else, such as taking a connection back.
+    /// Any other address, for example one that dissolves a connection.
     Other,
 }
 
-/// A connect, ready to be made.
+/// A connect that is ready to be made.
 pub(super) struct Connection {
     /// A copy of the caller's socket.
     pub socket: OwnedFd,
-    /// Whether the caller's socket waits for its peer.
+    /// True if the caller's socket is blocking.
     pub waits: bool,
     peer: Target,
 }
 
-/// Where a connection leads.
+/// Peer of a connection, resolved.
 enum Target {
-    /// To the socket file that is held.
+    /// The held socket file.
     File(Object),
-    /// To the ssh agent of the run.
+    /// The ssh agent of the run.
     Agent(Arc<OwnedFd>),
-    /// To a name in the network namespace.
+    /// A name in the network namespace.
     Abstract { name: Vec<u8>, address: Vec<u8> },
-    /// To an internet address, as a stream.
+    /// An internet address, for a stream socket.
     Internet { dialled: SocketAddr, address: Vec<u8>, who: Actor },
-    /// Nowhere: whatever the kernel makes of it.
+    /// Any other address; the kernel decides.
     Other { address: Vec<u8> },
 }
 
 impl Connection {
-    /// The socket file that it leads to.
+    /// Returns the socket file of the peer, if it has one.
     pub fn file(&self) -> Option<&Object> {
         match &self.peer {
             Target::File(object) => Some(object),
@@ -89,7 +89,7 @@ impl Connection {
         }
     }
 
-    /// The address as the caller gave it; none where a file is held.
+    /// Returns the address as the caller passed it; empty if the peer is a held file.
     pub fn address(&self) -> &[u8] {
         match &self.peer {
             Target::File(_) | Target::Agent(_) => &[],
@@ -99,8 +99,7 @@ impl Connection {
 }
 
 impl Service {
-    /// Reads a connect: copies the socket and the address, and holds the socket
-    /// file.
+    /// Reads a connect: copies the socket and the address, and holds the socket file.
     pub(super) fn read_connect(&self, caller: &Caller) -> Result<Deed, Failure> {
         let address = read_address(caller)?;
         let socket = caller.descriptor(caller.int(0))?;
@@ -111,7 +110,7 @@ impl Service {
         let waits = !fcntl_getfl(&socket)?.contains(OFlags::NONBLOCK);
         let peer = match peer {
             Peer::Path(path) if path.to_bytes() == AGENT_PATH.as_bytes() && self.powers.agents.own.is_some() => {
-                // Its socket has no name: this path leads there, in no view.
+                // The agent's socket has no name; this path leads to it in no mount namespace.
                 self.powers.agents.own.clone().map_or(Target::Other { address }, Target::Agent)
             }
             Peer::Path(path) => Target::File(self.walk(caller)?.find(libc::AT_FDCWD, &path, true)?),
@@ -120,15 +119,15 @@ impl Service {
                 let who = if self.may_lead_out(dialled) { self.actor(caller) } else { Actor::default() };
                 Target::Internet { dialled, address, who }
             }
-            // A datagram leads nowhere but to the run itself and to its names.
+            // A datagram can only reach the run itself and its name server.
             Peer::Internet(_) | Peer::Other => Target::Other { address },
         };
         Ok(Deed::Connect(Connection { socket, waits, peer }))
     }
 
-    /// A socket of the host's network, which a run may have been given as a stream,
-    /// is used as it is and leads nowhere else; nor does one of another kind than
-    /// those that a run can make.
+    /// Refuses to connect sockets that the run did not make. A run may have a socket of the host's
+    /// network as a standard stream; the run uses it as it is. The same holds for socket types that
+    /// a run cannot make.
     fn permit_use(&self, socket: &OwnedFd, peer: &Peer) -> Result<(), Errno> {
         let is_own = match peer {
             Peer::Path(_) => true,
@@ -138,7 +137,7 @@ impl Service {
         if is_own { Ok(()) } else { Err(Errno::ACCESS) }
     }
 
-    /// May a connection be made to this socket file?
+    /// Checks whether a connect to this socket file is permitted.
     fn permit_socket(&self, object: &Object) -> Result<(), Failure> {
         native_access(&object.fd, Access::WRITE_OK)?;
         if object.kind() != FileType::Socket {
@@ -147,8 +146,8 @@ impl Service {
         self.permit_socket_object(&object.stat, &object.path, Operation::Connect)
     }
 
-    /// A socket that the run has not bound itself is neither connected to nor given
-    /// another name without a grant: a power over sockets is one over a path.
+    /// Checks whether a socket file may be connected to, or get another name. A socket that the run
+    /// has not bound itself needs a grant, because grants for sockets are by path.
     pub(super) fn permit_socket_object(&self, stat: &Stat, path: &[u8], operation: Operation) -> Result<(), Failure> {
         if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || self.bound.has(stat) {
             return Ok(());
@@ -163,7 +162,7 @@ impl Service {
         }
     }
 
-    /// Carries out a connect with the powers of now.
+    /// Carries out a connect with the current powers.
     pub(super) fn connect_to(&self, id: u64, connection: &Connection) -> Result<Step, Failure> {
         match &connection.peer {
             Target::File(object) => self.permit_socket(object)?,
@@ -178,8 +177,8 @@ impl Service {
         self.connect_natively(id, connection)
     }
 
-    /// Connects to a server of the run's own on the host's loopback, whose address is kept for
-    /// it meanwhile. It is spelled anew: to some sockets "any address" means another one.
+    /// Connects to a server of the run on the host's loopback, whose address stays reserved
+    /// meanwhile. The address is encoded again, because "any address" means another one to some sockets.
     pub(super) fn connect_server(
         &self,
         id: u64,
@@ -191,14 +190,14 @@ impl Service {
         let notifier = self.notifier.clone();
         let job = Box::new(move || {
             server.connect(&socket, &address, |connected| {
-                // Failing to answer means that the caller is gone.
+                // Fails only if the caller is gone.
                 let _ = notifier.answer(id, connected.map_or_else(Answer::Error, |()| Answer::Value(0)));
             });
         });
         Ok(Step::Work(Work { job, pipe: None }))
     }
 
-    /// Connects at once where the socket does not wait, else on another thread.
+    /// Connects at once if the socket is non-blocking, else on another thread.
     pub(super) fn connect_natively(&self, id: u64, connection: &Connection) -> Result<Step, Failure> {
         let (address, held) = match &connection.peer {
             Target::File(object) => {
@@ -219,15 +218,15 @@ impl Service {
         let notifier = self.notifier.clone();
         let job = Box::new(move || {
             let connected = actor::connect(socket.as_fd(), &address);
-            // It keeps alive what the address names.
+            // Keeps the object alive that the address names.
             drop(held);
-            // Failing to answer means that the caller is gone.
+            // Fails only if the caller is gone.
             let _ = notifier.answer(id, connected.map_or_else(Answer::Error, |()| Answer::Value(0)));
         });
         Ok(Step::Work(Work { job, pipe: None }))
     }
 
-    /// Reads a bind. What no path names is the floor's, or a server's, and done with.
+    /// Reads a bind. A bind without a path is left to the kernel-enforced layer, or binds a server at once.
     pub(super) fn read_bind(&self, caller: &Caller) -> Result<ControlFlow<Step, Deed>, Failure> {
         let address = read_address(caller)?;
         let socket = caller.descriptor(caller.int(0))?;
@@ -249,8 +248,8 @@ impl Service {
         Ok(ControlFlow::Continue(Deed::Bind { socket, place, mask }))
     }
 
-    /// Without a network of its own a run serves its own processes alone, on the loopback of
-    /// the host.
+    /// Binds a server of a run without a network namespace. Such a run serves only its own
+    /// processes, on the loopback of the host.
     fn bind_server(&self, socket: &OwnedFd, at: SocketAddr) -> Result<(), Failure> {
         let is_of_system = (1..FIRST_PORT).contains(&at.port());
         if !at.ip().is_loopback() || is_of_system || socket_type(socket)? != SocketType::STREAM {
@@ -271,8 +270,8 @@ impl Service {
         Err(Errno::ADDRINUSE.into())
     }
 
-    /// Lets a socket listen, on behalf: a call that went on could have been given another
-    /// socket meanwhile.
+    /// Lets a socket listen on the caller's behalf: the kernel would look the descriptor up again,
+    /// and it may be another socket by then.
     pub(super) fn listen(&self, caller: &Caller) -> Result<Step, Failure> {
         let socket = caller.descriptor(caller.int(0))?;
         let is_unix = socket_domain(&socket)? == AddressFamily::UNIX;
@@ -288,8 +287,8 @@ impl Service {
         }
     }
 
-    /// Binds on behalf, and holds the socket that was made. In a private tree of the
-    /// floor's the call goes on.
+    /// Binds on the caller's behalf, and holds the new socket. In a private tree of the
+    /// kernel-enforced layer the kernel carries the call out.
     pub(super) fn bind(&self, socket: &OwnedFd, place: &Place, mask: Mode) -> Result<Step, Failure> {
         if place.special || place.step().is_ok() {
             return Err(Errno::ADDRINUSE.into());
@@ -310,23 +309,23 @@ impl Service {
         let directory = self.through(place, &path);
         self.bind_at(socket, place, &path, directory.as_fd())?;
         self.confirm_new((place, directory.as_fd()), &path, Operation::Bind)?;
-        // Where the directory was moved meanwhile the socket is elsewhere, and nobody's.
+        // If the directory was moved meanwhile, the socket is elsewhere and is not held.
         let made = resolve::step(directory.as_fd(), &place.name).map_err(|_| Errno::ACCESS)?;
         let stat = fstat(&made)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
             return Err(Errno::ACCESS.into());
         }
-        // The umask of the broker is 0. Nobody can connect before it listens.
+        // The umask of the broker is 0. No process can connect before the socket listens.
         let mode = Mode::from_raw_mode(stat.st_mode) - mask;
         actor::chmod(made.as_fd(), mode.bits())?;
         self.bound.hold(made)?;
         Ok(Step::zero())
     }
 
-    /// Binds to `place`, as whoever asks for the address will be told: its path without
-    /// links where the front has the same directory there, and else one that leads there by
-    /// the descriptor. Another run may lead the path elsewhere meanwhile: the kernel lets the
-    /// call make a socket in that directory and nowhere else.
+    /// Binds to `place`. If the supervisor sees the same directory at its path, the address is that
+    /// path without links, so that getsockname(2) returns it. Else the address leads through the
+    /// held descriptor. Another run may change the path meanwhile, so Landlock lets the call make a
+    /// socket in that directory only.
     fn bind_at(&self, socket: &OwnedFd, place: &Place, path: &[u8], held: BorrowedFd<'_>) -> Result<(), Errno> {
         let own = own_directory(&place.directory).ok().filter(|_| !self.powers.is_staged(path));
         match own {
@@ -340,8 +339,8 @@ impl Service {
     }
 }
 
-/// The address that a server gets which asks for `at`: of all addresses of the machine, of
-/// both kinds where it takes both, the loopback's.
+/// Returns the address for a server that asks for `at`. The unspecified address of a dual-stack
+/// socket becomes the IPv4 loopback.
 fn served(at: SocketAddr, address: &[u8], socket: &OwnedFd) -> Result<SocketAddr, Errno> {
     let is_any = address.get(8..24) == Some(&[0; 16]) && socket_domain(socket)? == AddressFamily::INET6;
     let takes_both = is_any && !ipv6_v6only(socket)?;
@@ -355,8 +354,7 @@ fn no_server(object: &[u8]) -> Failure {
     refused(Operation::Bind, object, Refusal { rule, grant: None })
 }
 
-/// Binds to an address that must lead into `directory`, on a thread that may make sockets
-/// there alone.
+/// Binds to an address that must lead into `directory`, on a thread that may make sockets only there.
 fn bind_within(socket: BorrowedFd<'_>, address: &[u8], directory: BorrowedFd<'_>) -> Result<(), Errno> {
     let rules = Ruleset::new(FIRST_ABI, access::MAKE_SOCK, 0, 0)?;
     rules.allow(directory, access::MAKE_SOCK)?;
@@ -378,7 +376,7 @@ fn read_address(caller: &Caller) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// What an address means to a socket of `domain`.
+/// Returns the peer that an address names for a socket of `domain`.
 fn peer(address: &[u8], domain: AddressFamily) -> Peer {
     let Some(family) = address.first_chunk::<2>().map(|f| u16::from_ne_bytes(*f)) else { return Peer::Other };
     if family != domain.as_raw() {
@@ -411,7 +409,7 @@ fn internet(host: Option<IpAddr>, address: &[u8]) -> Peer {
     host.zip(port).map_or(Peer::Other, |(host, port)| Peer::Internet(plain(host, port)))
 }
 
-/// A unix address that leads to exactly what `fd` holds.
+/// Returns a unix address that leads to exactly the object of `fd`.
 fn held_address(fd: &OwnedFd) -> Vec<u8> {
     unix_address(resolve::DescriptorPath::new(fd.as_fd()).as_c_str().to_bytes())
 }
@@ -420,7 +418,7 @@ fn unix_address(path: &[u8]) -> Vec<u8> {
     [&AddressFamily::UNIX.as_raw().to_ne_bytes(), path, b"\0"].concat()
 }
 
-/// Why a socket of the internet that is none for TCP is not made.
+/// Returns the refusal of an internet socket that is not TCP.
 pub(super) fn no_internet(caller: &Caller) -> Denied {
     let family = if caller.int(0) == libc::AF_INET { "AF_INET" } else { "AF_INET6" };
     Denied {

@@ -1,9 +1,8 @@
-//! The short way of the most frequent call: an open of a plain path that meets
-//! no link and no other mount is decided on as it is written and done in one
-//! step. Whatever is not as plain goes the long way.
+//! The fast path of the most frequent call. An open of a plain path that meets no link and no other
+//! mount is decided by its written path and done in one step. Every other open takes the slow path.
 //!
-//! The kernel walks from a root that is held, follows no link and enters no
-//! other mount, so what it opens has the very path that was decided on.
+//! The kernel resolves the path from a held root, follows no link and enters no other mount. So the
+//! opened file has the very path that was decided on.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -23,10 +22,10 @@ use super::view::same;
 use super::walk::REMOVED;
 use crate::powers::{Powers, Verdict};
 
-/// Roots held at once; beneath others, the long way is taken.
+/// Most held roots; opens beneath others take the slow path.
 const MAX_ROOTS: usize = 64;
 
-/// Roots of what may be written, each held once something beneath it is opened.
+/// Writable roots; each is opened at the first open beneath it.
 pub(super) struct Roots(RefCell<Vec<Root>>);
 
 struct Root {
@@ -35,14 +34,14 @@ struct Root {
 }
 
 impl Roots {
-    /// The writable roots and the private trees.
+    /// Creates the list from the writable roots and the private trees.
     pub fn new(powers: &Powers) -> Self {
         let root = |path: &Path| Root { path: path.as_os_str().as_bytes().to_vec(), held: None };
         Self(RefCell::new(powers.writable_roots().chain(powers.private_trees()).map(root).collect()))
     }
 
-    /// Holds a root that was added. `own` where it is written in the view of the
-    /// front, which must show the same directory there.
+    /// Holds a root that was added. With `own`, it is written in the supervisor's mount namespace,
+    /// which must show the same directory there.
     pub fn add(&self, root: BorrowedFd<'_>, path: &Path, own: bool) {
         let mut roots = self.0.borrow_mut();
         let known = path.as_os_str().as_bytes().to_vec();
@@ -54,12 +53,12 @@ impl Roots {
         }
     }
 
-    /// Forgets the roots at and beneath a path that no longer means what it did.
+    /// Forgets the roots at and beneath a path that may now lead elsewhere.
     pub fn forget(&self, path: &[u8]) {
         self.0.borrow_mut().retain(|root| rest_of(path, &root.path).is_none() && root.path != path);
     }
 
-    /// Opens `path` from the deepest root above it, as it is beneath `top`.
+    /// Opens `path` from the deepest root above it. Roots are looked up beneath `top`.
     fn open(&self, top: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         let mut roots = self.0.borrow_mut();
         loop {
@@ -73,7 +72,7 @@ impl Roots {
                 let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
                 return openat2(held, rest, flags, mode, how);
             }
-            // Nothing that can be held.
+            // The root cannot be opened.
             roots.swap_remove(at);
         }
     }
@@ -83,13 +82,13 @@ impl Roots {
     }
 }
 
-/// What of `path` lies beneath `root`.
+/// Returns the part of `path` beneath `root`.
 fn rest_of<'p>(root: &[u8], path: &'p [u8]) -> Option<&'p [u8]> {
     path.strip_prefix(root)?.strip_prefix(b"/").filter(|rest| !rest.is_empty())
 }
 
-/// Holds the directory at `path` as it is beneath `root`. What a procfs shows
-/// depends on who looks.
+/// Opens the directory at `path` beneath `root`. Refuses a procfs, because its content depends on
+/// the process that reads it.
 fn hold(root: BorrowedFd<'_>, path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
@@ -103,7 +102,7 @@ fn own_view(seen: &OwnedFd, path: &[u8]) -> Option<OwnedFd> {
 }
 
 impl Service {
-    /// Opens `path` where that can be done in one step.
+    /// Opens `path` if that can be done in one step.
     pub fn open_straight(&self, caller: &Caller, start: i32, path: &CStr, wish: Wish) -> Option<Result<Step, Failure>> {
         if !wish.is_plain() {
             return None;
@@ -120,14 +119,14 @@ impl Service {
         if self.surveys.borrow().has_linked() {
             return None;
         }
-        // What leaves no trace may be done for a caller that is gone: nobody
-        // gets the descriptor.
+        // An open without side effects may be done for a caller that is gone: no process receives
+        // the descriptor.
         if wish.leaves_traces() {
             self.must_still_wait(caller).ok()?;
         }
-        // What cannot be staged fails on the long way.
+        // On a failure the slow path repeats this and reports the error.
         self.prepare_stage_at(&text, true).ok()?;
-        // What cannot be kept is refused on the long way.
+        // On a failure the slow path refuses the call.
         self.keep_opened_for_undo(&text, wish).ok()?;
         let fd = roots.open(first.root.as_fd(), &text, wish.of_broker(), wish.mode_of_new()).ok()?;
         let confirmed = if wish.creates() { self.confirm_opened(&fd, &text) } else { Ok(()) };
@@ -141,8 +140,8 @@ impl Service {
     }
 }
 
-/// The absolute path that `path` spells, where every component is a name.
-/// `start` says where the directory is that it is taken from.
+/// Returns the absolute path that `path` spells, if every component is a name. `start` returns the
+/// path of the start directory.
 fn plain_path(path: &[u8], start: impl FnOnce() -> Result<Vec<u8>, Errno>) -> Option<Cow<'_, [u8]>> {
     let are_names = |path: &[u8]| path.split(|b| *b == b'/').all(|part| !matches!(part, b"" | b"." | b".."));
     if let Some(rest) = path.strip_prefix(b"/") {
@@ -151,8 +150,8 @@ fn plain_path(path: &[u8], start: impl FnOnce() -> Result<Vec<u8>, Errno>) -> Op
     if !are_names(path) {
         return None;
     }
-    // A directory that was removed has a path that leads nowhere, or to one
-    // that is really called so and cannot be told from it.
+    // A removed directory has a path that leads nowhere, or to a directory whose real name ends
+    // like that.
     let mut whole = start().ok().filter(|start| start.starts_with(b"/") && !start.ends_with(REMOVED))?;
     if whole.len() > 1 {
         whole.push(b'/');
@@ -211,7 +210,7 @@ mod tests {
         roots.forget(&own("/ws/d"));
         assert_eq!(new("/ws/d/h"), Err(Errno::NOENT));
         assert!(top.join("moved/g").exists() && roots.is_above(&own("/ws/d")));
-        // One that is not held yet is what its path leads to, and no file.
+        // A root that is not held yet is opened by its path, and must be a directory.
         std::fs::create_dir(top.join("ws/d")).unwrap();
         for path in ["/ws/d", "/ws/a"] {
             roots.0.borrow_mut().push(Root { path: own(path), held: None });

@@ -1,48 +1,48 @@
-//! Which system calls are trapped, as data: the filter is compiled from it and
-//! the broker decodes by it, so neither can know a call that the other does not.
+//! Table of the trapped system calls. The filter is compiled from it and the broker decodes by it,
+//! so that both know the same calls.
 //!
-//! A condition looks at registers alone: what lies behind a pointer may change
-//! after the filter has run. This file must not know how a call is carried out.
+//! A condition tests registers only: memory behind a pointer may change after the filter has run.
+//! This file must not know how a call is carried out.
 
 use stockade_model::Level;
 
 /// A condition on one argument register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArgTest {
-    /// Which argument, 0 to 5.
+    /// Index of the argument, 0 to 5.
     pub index: u8,
-    /// The bits that are looked at.
+    /// The bits to test.
     pub mask: u64,
-    /// What they must be.
+    /// The condition on these bits.
     pub test: Test,
 }
 
-/// What the masked bits must be.
+/// Condition on the masked bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Test {
     /// Exactly this value.
     Equals(u64),
-    /// At least one of them set.
+    /// At least one of the bits is set.
     AnyBit,
 }
 
-/// One trapped call. It is trapped where every test of `when` holds; a call may
-/// have several rows, and one that holds is enough.
+/// Row of the table: a call is trapped if every test of `when` holds. A call may have several rows,
+/// and one matching row is enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trap {
-    /// Its number (`libc::SYS_*`).
+    /// Number of the call (`libc::SYS_*`).
     pub call: i64,
-    /// Its name.
+    /// Name of the call.
     pub name: &'static str,
-    /// Conditions on registers; none means always.
+    /// Conditions on registers; an empty list means always.
     pub when: &'static [ArgTest],
-    /// Why it is trapped.
+    /// Reason for the trap.
     pub reason: &'static str,
-    /// How its arguments are read.
+    /// Layout of its arguments.
     pub(crate) shape: Shape,
 }
 
-/// Where a call keeps its arguments.
+/// Layout of a call's arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// `open(path, flags, mode)`; with the directory first for `openat`.
@@ -71,7 +71,7 @@ pub(crate) enum Shape {
     Chmod { at: bool, flags: bool },
     /// `fchmod(descriptor, mode)`.
     ChmodDescriptor,
-    /// `chown(path, user, group)`, `lchown` where links are not followed.
+    /// `chown(path, user, group)`; `lchown` does not follow links.
     Chown { follow: bool },
     /// `fchown(descriptor, user, group)`.
     ChownDescriptor,
@@ -101,26 +101,26 @@ pub(crate) enum Shape {
     Umask,
     /// `listen(socket, backlog)`.
     Listen,
-    /// What is done to the process or thread whose number is this argument.
+    /// A call on the process or thread whose number is this argument.
     OfProcess { index: usize },
     /// A call that is refused and recorded: `socket` of an internet family.
     InternetSocket,
-    /// Answered "not implemented": programs fall back to a call listed here.
+    /// Fails with ENOSYS: programs fall back to a call in this table.
     NotImplemented,
 }
 
-/// The two low bits of the flags (musl's `O_ACCMODE` holds `O_PATH` too).
+/// The two low bits of the flags (musl's `O_ACCMODE` contains `O_PATH` too).
 const ACCESS_MODE: i32 = 3;
 
-/// Opens that can change something. `O_TMPFILE` is looked for without its
-/// `O_DIRECTORY` part, which reads use too.
+/// Flags of opens that can change the file system. `O_TMPFILE` is tested without its `O_DIRECTORY`
+/// part, which reads use too.
 const WRITE_OPEN_BITS: u64 =
     (ACCESS_MODE | libc::O_CREAT | libc::O_TRUNC | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u64;
 
-/// Of the other opens, those that can read.
+/// Flags that no reading open has, among the other opens.
 const READ_OPEN_BITS: u64 = WRITE_OPEN_BITS | libc::O_PATH as u64;
 
-/// Whether an open with these flags changes nothing, whatever is there.
+/// Returns whether an open with these flags changes nothing, for any file.
 pub(super) fn only_reads(flags: i32) -> bool {
     flags as u64 & WRITE_OPEN_BITS == 0
 }
@@ -135,7 +135,7 @@ const FAMILY: u64 = 0xffff_ffff;
 const FAMILY_INET: &[ArgTest] = &[ArgTest { index: 0, mask: FAMILY, test: Test::Equals(libc::AF_INET as u64) }];
 const FAMILY_INET6: &[ArgTest] = &[ArgTest { index: 0, mask: FAMILY, test: Test::Equals(libc::AF_INET6 as u64) }];
 
-/// Not in libc's list for every target; the same number on every architecture.
+/// Missing in libc for some targets; the same number on every architecture.
 const SYS_SETXATTRAT: i64 = 463;
 const SYS_REMOVEXATTRAT: i64 = 466;
 const SYS_FILE_SETATTR: i64 = 469;
@@ -150,7 +150,7 @@ const NO_NAMESPACE: &str = "no network namespace stands behind it";
 const NEWER: &str = "a newer form of a call that the broker does";
 
 const OTHERS: &str = "without a PID namespace it could be another of the user's processes";
-/// Zero is the caller itself.
+/// Zero means the caller itself.
 const FIRST_IS_ANOTHER: &[ArgTest] = &[ArgTest { index: 0, mask: 0xffff_ffff, test: Test::AnyBit }];
 const SECOND_IS_ANOTHER: &[ArgTest] = &[ArgTest { index: 1, mask: 0xffff_ffff, test: Test::AnyBit }];
 
@@ -163,7 +163,7 @@ macro_rules! trap {
     };
 }
 
-/// What is trapped on every architecture and at every level.
+/// Calls that are trapped on every architecture and at every level.
 const COMMON: &[Trap] = &[
     trap!(libc::SYS_openat, "openat", Shape::Open { at: true }, OPENS, OPENAT_CHANGES),
     trap!(libc::SYS_truncate, "truncate", Shape::Truncate, "it empties a file by name"),
@@ -196,7 +196,7 @@ const COMMON: &[Trap] = &[
     trap!(libc::SYS_umask, "umask", Shape::Umask, "what the broker creates must carry the caller's mask"),
 ];
 
-/// The older forms that newer architectures never had.
+/// Older forms, which newer architectures never had.
 #[cfg(target_arch = "x86_64")]
 const OLDER: &[Trap] = &[
     trap!(libc::SYS_open, "open", Shape::Open { at: false }, OPENS, OPEN_CHANGES),
@@ -219,8 +219,8 @@ const OLDER: &[Trap] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[Trap] = &[];
 
-/// Without a network namespace there are streams alone, which the broker connects;
-/// the filter lets those pass before.
+/// Without a network namespace a run has only stream sockets, which the broker connects; the filter
+/// permits those earlier.
 const WITHOUT_NAMESPACES: &[Trap] = &[
     trap!(libc::SYS_socket, "socket", Shape::InternetSocket, NO_NAMESPACE, FAMILY_INET),
     trap!(libc::SYS_socket, "socket", Shape::InternetSocket, NO_NAMESPACE, FAMILY_INET6),
@@ -233,17 +233,17 @@ const WITHOUT_NAMESPACES: &[Trap] = &[
     trap!(libc::SYS_sched_setattr, "sched_setattr", Shape::OfProcess { index: 0 }, OTHERS, FIRST_IS_ANOTHER),
 ];
 
-/// What a traced run is asked about besides.
+/// Further traps of a traced run.
 const READS: &[Trap] = &[
     #[cfg(target_arch = "x86_64")]
     trap!(libc::SYS_open, "open", Shape::Open { at: false }, TRACED, OPEN_READS),
     trap!(libc::SYS_openat, "openat", Shape::Open { at: true }, TRACED, OPENAT_READS),
 ];
 
-/// Lengths of a page or more: what only empties a file is not asked about.
+/// Lengths of a page or more: a call that only empties a file is not trapped.
 const LENGTHENS: &[ArgTest] = &[ArgTest { index: 1, mask: !0xfff, test: Test::AnyBit }];
 
-/// What a run with a small limit of the disk is asked about besides.
+/// Further traps of a run with a small disk limit.
 const LENGTHS: &[Trap] = &[trap!(
     libc::SYS_ftruncate,
     "ftruncate",
@@ -252,8 +252,8 @@ const LENGTHS: &[Trap] = &[trap!(
     LENGTHENS
 )];
 
-/// The traps of a level, in the order in which the filter may test them. With
-/// `traced`, reads as well; with `small_disk`, what makes files larger.
+/// Returns the traps of a level, in the order in which the filter may test them. With `traced`,
+/// includes reads; with `small_disk`, calls that enlarge files.
 pub fn notify_table(level: Level, traced: bool, small_disk: bool) -> Vec<Trap> {
     let rest: &[Trap] = match level {
         Level::Full => &[],

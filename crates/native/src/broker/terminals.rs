@@ -1,6 +1,7 @@
-//! Pseudo-terminals where the host's are in sight: a run opens those that it has made
-//! itself and its own standard streams, and no other, whatever its user may do. On another
-//! a person could be asked. Knows nothing of who relays what.
+//! Pseudo-terminals at a level where the host's terminals are visible. A run opens only terminals
+//! that it created and its own standard streams, even if its user may open others. On another
+//! terminal a program could ask the user for input. This file knows nothing of the relay of
+//! terminal data.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,16 +16,15 @@ use super::opens::{Wish, finish};
 use super::service::{Failure, Service, refused};
 use crate::powers::Refusal;
 
-/// What makes one (pty(7)).
+/// Device that creates terminals (pty(7)).
 const MAKER: &[u8] = b"/dev/ptmx";
-/// Where their second ends are.
+/// Directory of the second ends.
 const TERMINALS: &[u8] = b"/dev/pts/";
-/// Terminals of a run that are known at a time; those whose first end is closed do not
-/// count.
+/// Most terminals of a run at a time. Terminals whose first end is closed do not count.
 const MAX_TERMINALS: usize = 64;
 
-/// The second ends of terminals that a run has made, held: a number is given again once
-/// the first end is closed, and then what is held has no name any more.
+/// Held second ends of the terminals that a run has created. The kernel reuses a number once the
+/// first end is closed; the held second end has no name then (link count 0).
 #[derive(Debug, Default)]
 pub(super) struct Terminals(RefCell<Vec<OwnedFd>>);
 
@@ -45,24 +45,24 @@ impl Terminals {
     }
 }
 
-/// Whether a path is one of a terminal, or of what makes them.
+/// Returns whether a path is a terminal, or the device that creates terminals.
 pub(super) fn is_of_terminals(path: &[u8]) -> bool {
     path == MAKER || path.starts_with(TERMINALS)
 }
 
 impl Service {
-    /// Whether the kernel may open what is at `path`, of the devices that everybody may
-    /// write to: not where others' terminals are in sight.
+    /// Returns whether the kernel may open the device at `path`, which is one that every user may
+    /// write. Returns false for a terminal at a level where other terminals are visible.
     pub(super) fn may_open_by_itself(&self, path: &[u8]) -> bool {
         self.level == Level::Full || !is_of_terminals(path)
     }
 
-    /// Opens one of a path that the kernel [may not open](Self::may_open_by_itself).
+    /// Opens a path that the kernel [may not open](Self::may_open_by_itself).
     pub(super) fn open_other(&self, held: &OwnedFd, path: &[u8], wish: Wish) -> Result<Step, Failure> {
         if path == MAKER { self.make_terminal(wish) } else { self.open_terminal(held, path, wish) }
     }
 
-    /// Makes a terminal for the caller and gives it the first end.
+    /// Creates a terminal for the caller and gives it the first end.
     fn make_terminal(&self, wish: Wish) -> Result<Step, Failure> {
         let first = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         let name = ptsname(&first, Vec::new())?;
@@ -73,8 +73,8 @@ impl Service {
         Ok(Step::Done(finish(first, wish)?))
     }
 
-    /// Opens the second end of one, where that is the run's own. It becomes nobody's
-    /// controlling terminal by that.
+    /// Opens the second end of a terminal, if that is the run's own. The terminal does not become a
+    /// controlling terminal (`O_NOCTTY`).
     fn open_terminal(&self, held: &OwnedFd, path: &[u8], wish: Wish) -> Result<Step, Failure> {
         let stat = fstat(held)?;
         if !self.is_stream(&stat) && !self.terminals.has(&stat) {

@@ -1,9 +1,9 @@
-//! Through which view an object is changed, and whether it is still the one
-//! that was shown.
+//! Selects the mount namespace through which an object is changed, and detects whether it is still
+//! the object that was shown to the approver.
 //!
-//! What a run was given after its root was built is read-only inside. The front
-//! does it in its own view: the same path without links, taken only where both
-//! views show the very same object.
+//! A path that was granted after the run's root was built is read-only inside. The supervisor (the
+//! "front") changes it in its own mount namespace, by the same path without links. Both namespaces
+//! must show the very same object there.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,9 +17,9 @@ use super::walk::{Directory, Object, Place};
 
 /// A held object to act through.
 pub(super) enum Through<'a> {
-    /// As the caller sees it.
+    /// As the caller's mount namespace shows it.
     Seen(BorrowedFd<'a>),
-    /// As the front sees it.
+    /// As the supervisor's mount namespace shows it.
     Own(OwnedFd),
 }
 
@@ -32,15 +32,15 @@ impl AsFd for Through<'_> {
     }
 }
 
-/// What had the names of a deed when somebody was asked about it. Holding it
-/// keeps its inode number from being given to another object.
+/// Objects that had the names of a call when its question was raised. Holding an object keeps its
+/// inode number from being reused.
 pub(super) struct Pins(Vec<Option<(OwnedFd, Stat)>>);
 
-/// It is not what it was any more.
+/// The object is not the one that was shown.
 pub(super) struct Changed;
 
 impl Pins {
-    /// Holds what has the names of `deed` now.
+    /// Holds the objects that have the names of `deed` now.
     pub fn of(deed: &Deed) -> Result<Self, Errno> {
         let pin = |place: &Place| match place.step() {
             Ok(fd) => fstat(&fd).map(|stat| Some((fd, stat))),
@@ -50,9 +50,9 @@ impl Pins {
         deed.places().map(pin).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whether the directories, names and objects of `deed` are those that were
-    /// shown. A name may have gone, or have been given to a new object: the
-    /// answer was about the name; but not to a link that would be followed.
+    /// Returns whether the directories, names and objects of `deed` are those that were shown. A
+    /// name may be gone, and a free name may have a new object, because the answer was about the
+    /// name. A new link counts as changed, because it would be followed.
     pub fn still_hold(&self, deed: &Deed) -> Result<(), Changed> {
         let is_at = |fd: &OwnedFd, path: &[u8]| Object::path_of(fd).is_ok_and(|now| now == path);
         for (place, pin) in deed.places().zip(&self.0) {
@@ -75,13 +75,13 @@ impl Pins {
 }
 
 impl Service {
-    /// The directory of `place`, whose whole path is `path`, to make or remove a
-    /// name in.
+    /// Returns the directory of `place`, in which a name is created or removed; `path` is the whole
+    /// path.
     pub fn through<'p>(&self, place: &'p Place, path: &[u8]) -> Through<'p> {
         self.either(&place.directory.fd, path, || self.own_directory(&place.directory))
     }
 
-    /// The directories of two names, in one view.
+    /// Returns the directories of two names, both in one mount namespace.
     pub fn through_both<'p>(
         &self,
         (one, one_path): (&'p Place, &[u8]),
@@ -94,13 +94,13 @@ impl Service {
         }
     }
 
-    /// The directories of two names as the front sees them.
+    /// Returns the directories of two names in the supervisor's mount namespace.
     pub fn through_own<'p>(one: &Place, other: &Place) -> Result<(Through<'p>, Through<'p>), Errno> {
         Ok((Through::Own(own_directory(&one.directory)?), Through::Own(own_directory(&other.directory)?)))
     }
 
-    /// An object and the directory in which it gets a second name, in one view.
-    /// What was made without a name is nowhere to be found: its own view stays.
+    /// Returns an object and the directory of its new name, both in one mount namespace. An object
+    /// without a name cannot be found by path, so the caller's descriptor is used.
     pub fn through_link<'p>(&self, source: &'p Object, (new, path): (&'p Place, &[u8])) -> (Through<'p>, Through<'p>) {
         if let Some(copy) = self.copy_of(source) {
             return (Through::Own(copy), self.through(new, path));
@@ -115,8 +115,7 @@ impl Service {
         (Through::Seen(source.fd.as_fd()), self.through(new, path))
     }
 
-    /// An object to change. What has no name any more is nowhere else to be found
-    /// than behind its descriptor.
+    /// Returns an object to change. If it has no name, the caller's descriptor is the only way to it.
     pub fn through_object<'p>(&self, object: &'p Object) -> Through<'p> {
         if let Some(copy) = self.copy_of(object) {
             return Through::Own(copy);
@@ -127,8 +126,8 @@ impl Service {
         self.either(&object.fd, &object.path, || self.own_object(object))
     }
 
-    /// As [`own_directory`]. What is seen beneath a layer has other numbers in each view,
-    /// and the front's is what somebody agreed to.
+    /// As [`own_directory`]. Beneath an overlay layer, each mount namespace has other inode
+    /// numbers; the approval is for the supervisor's.
     fn own_directory(&self, directory: &Directory) -> Result<OwnedFd, Errno> {
         match own_directory(directory) {
             Err(Errno::STALE) if self.powers.is_merged(&directory.path) => {
@@ -152,22 +151,22 @@ impl Service {
         }
     }
 
-    /// Where both views do not show the same object, the caller's is the one that
-    /// was decided on; it may be read-only there.
+    /// Returns the supervisor's object if it can be opened. Else returns the caller's, which is the
+    /// one that was decided on; it may be read-only there.
     fn either<'p>(&self, seen: &'p OwnedFd, path: &[u8], own: impl FnOnce() -> Result<OwnedFd, Errno>) -> Through<'p> {
         let own = self.powers.is_unattached(path).then(own);
         own.and_then(Result::ok).map_or(Through::Seen(seen.as_fd()), Through::Own)
     }
 }
 
-/// A held directory as the front sees it.
+/// Opens a held directory in the supervisor's mount namespace.
 pub(super) fn own_directory(directory: &Directory) -> Result<OwnedFd, Errno> {
     let text = CString::new(&directory.path[..]).map_err(|_| Errno::INVAL)?;
     let own = resolve::directory_without_links(&text)?;
     if same(&fstat(&directory.fd)?, &fstat(&own)?) { Ok(own) } else { Err(Errno::STALE) }
 }
 
-/// A held object as the front sees it.
+/// Opens a held object in the supervisor's mount namespace.
 pub(super) fn own_object(object: &Object) -> Result<OwnedFd, Errno> {
     let end = object.path.iter().rposition(|b| *b == b'/').ok_or(Errno::STALE)?;
     let (parent, name) = (&object.path[..end.max(1)], &object.path[end + 1..]);

@@ -1,8 +1,8 @@
-//! From a path as a program wrote it to an object that the broker holds.
+//! Resolves a path that a program passed to an object that the broker holds.
 //!
-//! The last component is never followed by the kernel: it is kept as a held
-//! directory and one name, so that what was decided on is what is acted on.
-//! Links of procfs are taken as the *caller* would see them.
+//! The kernel never follows the last component. The broker keeps it as a held directory and one
+//! name, so that the decision and the act are about the same object. Procfs links are resolved as
+//! the *caller* would see them.
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
@@ -15,15 +15,14 @@ use stockade_sys::{Errno, resolve};
 
 use super::caller::Caller;
 
-/// As the kernel: `MAXSYMLINKS`.
+/// The kernel's limit: `MAXSYMLINKS`.
 const MAX_LINKS: u32 = 40;
-/// Components looked up for one path, links included. The kernel has no such
-/// bound; this one keeps one hostile path from costing more than a few
-/// milliseconds.
+/// Most components that are looked up for one path, links included. The kernel has no such limit;
+/// this one keeps a hostile path from taking more than a few milliseconds.
 const MAX_STEPS: u32 = 10_000;
-/// The inode of the root of every procfs.
+/// Inode of the root of every procfs.
 const PROC_ROOT_INODE: u64 = 1;
-/// What the kernel writes behind the path of a removed object.
+/// Suffix that the kernel adds to the path of a removed object.
 pub(super) const REMOVED: &[u8] = b" (deleted)";
 
 /// Resolves paths of one caller.
@@ -35,7 +34,7 @@ pub(super) struct Walk<'a> {
     steps: Cell<u32>,
 }
 
-/// A held directory and where it is.
+/// A held directory and its path.
 pub(super) struct Directory {
     pub fd: OwnedFd,
     pub path: Vec<u8>,
@@ -44,42 +43,42 @@ pub(super) struct Directory {
 /// A name in a held directory.
 pub(super) struct Place {
     pub directory: Directory,
-    /// One component, without slashes.
+    /// A single component, without slashes.
     pub name: CString,
-    /// A slash followed: only a directory will do.
+    /// True if a slash followed: only a directory is accepted.
     pub slash: bool,
-    /// It is `.`, `..` or `/`: no name that can be made or removed.
+    /// True if the name is `.`, `..` or `/`, which cannot be made or removed.
     pub special: bool,
-    /// The directory lies on a procfs.
+    /// True if the directory is on a procfs.
     pub on_proc: bool,
 }
 
 /// A held object.
 pub(super) struct Object {
     pub fd: OwnedFd,
-    /// Absolute, or a text such as `pipe:[7]` for what has no place.
+    /// Absolute, or a text such as `pipe:[7]` for an object without a path.
     pub path: Vec<u8>,
     pub stat: Stat,
-    /// The name it was found under; none for what was reached by a descriptor.
+    /// The name by which it was found; `None` if it was reached by a descriptor.
     pub place: Option<Place>,
 }
 
-/// What a link leads to.
+/// Target of a link.
 enum Target {
-    /// Go on with this text.
+    /// Continue with this text.
     Text(Vec<u8>),
-    /// A link of procfs: this object.
+    /// The object of a procfs link.
     Object(OwnedFd),
 }
 
 impl Object {
-    /// Holds what `fd` holds.
+    /// Creates the value for the object of `fd`.
     pub fn of(fd: OwnedFd) -> Result<Self, Errno> {
         let (path, stat) = (Self::path_of(&fd)?, fstat(&fd)?);
         Ok(Self { fd, path, stat, place: None })
     }
 
-    /// Where what `fd` holds is, or was when it was removed.
+    /// Returns the path of the object, or its last path if it was removed.
     pub fn path_of(fd: &OwnedFd) -> Result<Vec<u8>, Errno> {
         let mut path = resolve::path_of(fd.as_fd())?;
         if path.ends_with(REMOVED) && !ends_so_by_itself(&fstat(fd)?, &path) {
@@ -88,19 +87,19 @@ impl Object {
         Ok(path)
     }
 
-    /// Its kind.
+    /// Returns the file type.
     pub fn kind(&self) -> FileType {
         FileType::from_raw_mode(self.stat.st_mode)
     }
 
-    /// A pipe, a socket, an anonymous file: nothing that a path leads to.
+    /// Returns whether no path leads to the object: a pipe, a socket, an anonymous file.
     pub fn is_placeless(&self) -> bool {
         !self.path.starts_with(b"/") || (self.stat.st_nlink == 0 && self.path.starts_with(b"/memfd:"))
     }
 }
 
 impl Place {
-    /// Where the name is.
+    /// Returns the path of the name.
     pub fn path(&self) -> Vec<u8> {
         let mut path = self.directory.path.clone();
         if !path.ends_with(b"/") {
@@ -110,7 +109,7 @@ impl Place {
         path
     }
 
-    /// Where the name is by now; nowhere in a directory that was removed.
+    /// Returns the current path of the name; `None` in a directory that was removed.
     pub fn path_now(&self) -> Result<Option<Vec<u8>>, Errno> {
         let mut path = match resolve::path_of(self.directory.fd.as_fd()) {
             Err(Errno::NOENT) => return Ok(None),
@@ -123,7 +122,7 @@ impl Place {
         Ok(Some(path))
     }
 
-    /// The name as it was written, for a call that minds the slash.
+    /// Returns the name as it was written, for a call that distinguishes the slash.
     pub fn name_as_written(&self) -> CString {
         if !self.slash || self.special {
             return self.name.clone();
@@ -133,13 +132,13 @@ impl Place {
         CString::new(name).unwrap_or_else(|_| self.name.clone())
     }
 
-    /// Whether a named pipe has this name.
+    /// Returns whether the name is of a named pipe.
     pub fn is_pipe(&self) -> bool {
         let kind = |fd: OwnedFd| fstat(&fd).map(|stat| FileType::from_raw_mode(stat.st_mode));
         self.step().and_then(kind).is_ok_and(|kind| kind == FileType::Fifo)
     }
 
-    /// Holds what has this name; of a link, the link.
+    /// Holds the object with this name; a link is not followed.
     pub fn step(&self) -> Result<OwnedFd, Errno> {
         resolve::step(self.directory.fd.as_fd(), &self.name)
     }
@@ -150,8 +149,8 @@ impl<'a> Walk<'a> {
         Self { caller, root, kin, links: Cell::new(0), steps: Cell::new(0) }
     }
 
-    /// The place that `path` names, taken from descriptor `start` where it is
-    /// relative (`AT_FDCWD`: the working directory).
+    /// Returns the place that `path` names. A relative path starts at descriptor `start`
+    /// (`AT_FDCWD`: the working directory).
     pub fn place(&self, start: i32, path: &CStr) -> Result<Place, Errno> {
         let path = path.to_bytes();
         if path.is_empty() {
@@ -161,12 +160,12 @@ impl<'a> Walk<'a> {
         self.place_from(start, path)
     }
 
-    /// The object that `path` names, the last link followed or held.
+    /// Returns the object that `path` names; with `follow`, the last link is followed.
     pub fn find(&self, start: i32, path: &CStr, follow: bool) -> Result<Object, Errno> {
         self.find_at(self.place(start, path)?, follow)
     }
 
-    /// The object at a place.
+    /// Returns the object at a place.
     pub fn find_at(&self, mut place: Place, follow: bool) -> Result<Object, Errno> {
         loop {
             let fd = place.step()?;
@@ -189,7 +188,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Where the link that `link` holds and that stands at `place` leads.
+    /// Resolves the held link `link`, which is at `place`.
     pub fn beyond(&self, place: Place, link: OwnedFd) -> Result<Beyond, Errno> {
         match self.target(place.directory.fd.as_fd(), &place.name, &link)? {
             Target::Object(fd) => {
@@ -214,7 +213,7 @@ impl<'a> Walk<'a> {
         if number == libc::AT_FDCWD { self.caller.cwd() } else { self.caller.object(number) }
     }
 
-    /// `start` is `None` for the root.
+    /// Resolves a path to a place; `start` is `None` for the root.
     fn place_from(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<Place, Errno> {
         let slash = path.ends_with(b"/");
         let end = path.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
@@ -230,9 +229,8 @@ impl<'a> Walk<'a> {
         Ok(Place { directory: Directory { fd, path }, name, slash, special, on_proc })
     }
 
-    /// Holds the directory at `path`: fast by the kernel's own walk where that
-    /// sees what the caller would see, otherwise component by component.
-    /// Says whether it lies on a procfs.
+    /// Opens the directory at `path`. Uses the kernel's own resolution if it sees the same as the
+    /// caller, else resolves each component. Returns also whether the directory is on a procfs.
     fn directory(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<(OwnedFd, bool), Errno> {
         let text = CString::new(path).map_err(|_| Errno::INVAL)?;
         let fast = match &start {
@@ -243,7 +241,7 @@ impl<'a> Walk<'a> {
         match fast {
             Ok(fd) if !resolve::is_on_proc(fd.as_fd())? => Ok((fd, false)),
             Err(errno @ (Errno::NOTDIR | Errno::ACCESS | Errno::NAMETOOLONG)) => Err(errno),
-            // The start itself, a way over procfs, out of the start, a race.
+            // The start itself, a path over procfs, a path out of the start, or a race.
             Ok(_) | Err(_) => {
                 let fd = self.slow(start, path)?;
                 let on_proc = resolve::is_on_proc(fd.as_fd())?;
@@ -292,7 +290,7 @@ impl<'a> Walk<'a> {
         self.must_be_directory(here)
     }
 
-    /// Where a link leads, for this caller.
+    /// Returns the target of a link, for this caller.
     fn target(&self, directory: BorrowedFd<'_>, name: &CStr, link: &OwnedFd) -> Result<Target, Errno> {
         self.links.set(self.links.get() + 1);
         if self.links.get() > MAX_LINKS {
@@ -319,9 +317,9 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Links of procfs lead into processes. Only those of the run are entered:
-    /// another one may stand in another mount namespace, where the same path is
-    /// another file. `directory` is where in procfs the link is.
+    /// Permits procfs links only into processes of the run. Another process may be in another mount
+    /// namespace, where the same path is another file. `directory` is the path of the link's
+    /// directory in procfs.
     fn may_look_into(&self, directory: &[u8]) -> Result<(), Errno> {
         let process: u32 = directory
             .strip_prefix(b"/proc/")
@@ -342,23 +340,23 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The processes of a run: whose links in procfs it may follow.
+/// Processes of a run, whose procfs links it may follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kin {
-    /// All that it sees but the first, which is not the command's.
+    /// All visible processes but the first, which is not the command's.
     All,
-    /// The descendants of this one, as the host numbers it.
+    /// The descendants of this process, by the host's number.
     Below(u32),
-    /// This one and its descendants, as they see themselves: others beside them are other
-    /// commands'. What was adopted by another process is not known any more.
+    /// This process and its descendants, by their own numbers; other processes belong to other
+    /// commands. A process that another one adopted is not recognised.
     Of(u32),
 }
 
-/// Where a followed link leads.
+/// Target of a followed link.
 pub(super) enum Beyond {
-    /// To a name.
+    /// A name.
     Place(Place),
-    /// To an object without one.
+    /// An object without a name.
     Object(Object),
 }
 
@@ -366,8 +364,8 @@ fn start_copy(fd: impl AsFd) -> Result<OwnedFd, Errno> {
     rustix::io::fcntl_dupfd_cloexec(fd, 3)
 }
 
-/// Whether a name that ends like that of something removed is that of what is held. A
-/// directory has one name; a file may have others left, so this one is looked for.
+/// Returns whether a path that ends like that of a removed object really is the path of the held
+/// object. A directory has one name. A file may have other names left, so this one is looked up.
 fn ends_so_by_itself(held: &Stat, path: &[u8]) -> bool {
     match FileType::from_raw_mode(held.st_mode) {
         _ if held.st_nlink == 0 => false,
@@ -376,8 +374,7 @@ fn ends_so_by_itself(held: &Stat, path: &[u8]) -> bool {
     }
 }
 
-/// Where a held directory is. A removed one is nowhere: nothing can be made
-/// in it.
+/// Returns the path of a held directory. Fails for a removed one, because nothing can be made in it.
 fn directory_path(fd: &OwnedFd) -> Result<Vec<u8>, Errno> {
     let path = resolve::path_of(fd.as_fd())?;
     if !path.starts_with(b"/") || (path.ends_with(REMOVED) && fstat(fd)?.st_nlink == 0) {
@@ -386,14 +383,14 @@ fn directory_path(fd: &OwnedFd) -> Result<Vec<u8>, Errno> {
     Ok(path)
 }
 
-/// The components of a path, last one first.
+/// Returns the components of a path, last one first.
 fn components(path: &[u8]) -> Vec<CString> {
     path.split(|b| *b == b'/').filter(|c| !c.is_empty()).rev().filter_map(|c| CString::new(c).ok()).collect()
 }
 
-/// The text of procfs about a process.
+/// Reads the status of a process in procfs.
 fn status_of(root: BorrowedFd<'_>, path: &str) -> Option<String> {
-    /// More than the kernel writes, in bytes.
+    /// Larger than any status, in bytes.
     const MAX_STATUS: u64 = 64 << 10;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = openat2(root, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS).ok()?;
@@ -402,14 +399,14 @@ fn status_of(root: BorrowedFd<'_>, path: &str) -> Option<String> {
     Some(text)
 }
 
-/// The same of one as the host numbers it.
+/// The same for a process by the host's number.
 pub(super) fn status_on_host(process: u32) -> Option<String> {
     status_of(CWD, &format!("/proc/{process}/status"))
 }
 
-/// Is `process` a descendant of `ancestor`, both numbered as in what `status` gives?
+/// Returns whether `process` is a descendant of `ancestor`; both are numbered as in `status`.
 pub(super) fn descends(process: u32, ancestor: u32, status: &dyn Fn(u32) -> Option<String>) -> bool {
-    /// Deeper families are not believed.
+    /// Deeper trees are not searched.
     const MAX_GENERATIONS: u32 = 1000;
     let mut at = process;
     for _ in 0..MAX_GENERATIONS {

@@ -1,8 +1,8 @@
-//! Links by which git, led by a text, would come to another place than was judged: a `.git`
-//! file says a path, and a link on that path leads to another repository; a remote's address
-//! says one, and a link leads to what the run may not read. Looked at before a link is made or
-//! a directory is moved and once more afterwards, in what is there: another run may have
-//! written the text.
+//! Symbolic links that would lead git to a place other than the judged one. A `.git` file names a
+//! path, and a link on that path leads to another repository. A remote's address names a path, and
+//! a link leads to files that the run may not read. The check runs before a link is made or a
+//! directory is moved. The check runs again afterwards on the actual state, because another run may
+//! have written the text.
 
 use std::os::fd::AsFd as _;
 
@@ -15,17 +15,17 @@ use crate::guards::view::{Chain, There, at, parent};
 use crate::guards::{View, open_host_root};
 use crate::powers::{Refusal, covers, to_path};
 
-/// Whether a path lies in the directory that procfs has for a process by its number.
+/// Returns whether a path is in the procfs directory of a process, named by its number.
 fn is_in_process(path: &[u8]) -> bool {
     let number = path.strip_prefix(b"/proc/").and_then(|rest| rest.split(|byte| *byte == b'/').next());
     number.is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit))
 }
 
-/// As git looks for a repository at an address (`enter_repo` in path.c).
+/// Suffixes with which git looks for a repository at an address (`enter_repo` in path.c).
 const ENDS: [&[u8]; 4] = [b"", b"/.git", b".git", b".git/.git"];
 
 impl Service {
-    /// May a link with this text be called `path`?
+    /// Checks whether a link with this text may have the name `path`.
     pub(super) fn permit_way(&self, path: &[u8], text: &[u8], operation: Operation) -> Result<(), Failure> {
         let Some(first) = &self.first else { return Ok(()) };
         if !self.judges_ways(path) {
@@ -34,16 +34,17 @@ impl Service {
         let refuse =
             |rule: String| Err(refused(operation, path, Refusal { rule, grant: Some(Grant::Write(to_path(path))) }));
         let (own, host) = (View::new(first.root.as_fd()), open_host_root()?);
-        // The person follows the link, where a run has another `/tmp`.
+        // The user follows the link on the host, where for example `/tmp` is another directory than
+        // in the run.
         let views = [Some(own), self.powers.renamed_workspace().is_none().then(|| View::new(host.as_fd()))];
         let (mut leads, mut shows) = (false, false);
         for (number, view) in views.into_iter().flatten().enumerate() {
-            // A loop leads nowhere.
+            // A loop of links leads nowhere.
             let Some(Chain { end, missing, closed, .. }) = view.resolve(&at(parent(path), text)) else { continue };
             if closed.is_some() {
                 return refuse("a link whose way cannot be followed to its end".to_owned());
             }
-            // One may have this number later, and be of the person's or of Stockade's.
+            // A later process of the user's or of Stockade may have this number.
             if is_in_process(&end) {
                 return refuse("a link to what a process has open".to_owned());
             }
@@ -57,7 +58,7 @@ impl Service {
             let may_be_directory =
                 there != There::Nothing && matches!(there, There::Is(FileType::Directory) | There::Unknown);
             let is_private = self.powers.in_private_tree(&end);
-            // There nothing is judged, and the person has it too while the run lasts.
+            // Nothing is judged in a private tree, and the user sees that tree too while the run lasts.
             let known = missing.as_deref().map_or(&end[..], parent);
             let is_on_host = || self.level != Level::Full || View::new(host.as_fd()).shows_as(own, known);
             if is_private && (may_be_directory || there == There::Nothing) && is_on_host() {
@@ -75,14 +76,14 @@ impl Service {
         }
     }
 
-    /// May the directory at `now` be called `path`, with the links in it?
+    /// Checks whether the directory at `now` may have the name `path`, with the links in it.
     pub(super) fn permit_way_of_links(&self, now: &[u8], path: &[u8]) -> Result<(), Failure> {
         let Some(first) = &self.first else { return Ok(()) };
         if !self.judges_ways(path) {
             return Ok(());
         }
         let view = View::new(first.root.as_fd());
-        // The text of a link says something else where it stands elsewhere.
+        // A relative link leads elsewhere after the move.
         let is_led = |link: &[u8]| {
             let (Some(within), Ok(text)) = (link.strip_prefix(now), view.link_text(link)) else { return true };
             let new = [path, within].concat();
@@ -91,7 +92,7 @@ impl Service {
             let completes = || self.is_above_closed(&end) && self.completes(view, (&new, &end));
             self.is_closed(&end) && !is_as_before() || completes()
         };
-        // Afterwards nothing tells what it said before.
+        // After the move its old target is unknown.
         if now != path && has_link(view, now, &is_led) {
             let rule = "a link in it would lead to what is hidden from runs".to_owned();
             let grant = Some(Grant::Write(to_path(path)));
@@ -103,20 +104,20 @@ impl Service {
         }
     }
 
-    /// Whether no link of a run's may lead there: it is hidden, nothing is judged there, or a
-    /// process has it open.
+    /// Returns whether no link of a run may lead to `place`: it is hidden, private (where nothing
+    /// is judged), or open in a process.
     fn is_closed(&self, place: &[u8]) -> bool {
         self.powers.hides(place).is_some() || self.powers.in_private_tree(place) || is_in_process(place)
     }
 
-    /// Whether a link that leads there may be a part of the way to such a place.
+    /// Returns whether a link to `end` could be a part of the way to such a place.
     fn is_above_closed(&self, end: &[u8]) -> bool {
         let is_above = |closed: &[u8]| end == b"/" || covers(end, closed);
         self.powers.hidden().iter().any(|hidden| is_above(hidden)) || is_above(b"/proc") || self.is_closed(end)
     }
 
-    /// Whether a link that leads nowhere passes over `new`, and leads to such a place where that
-    /// leads to `end`.
+    /// Returns whether an existing dangling link passes over `new`, and would lead to such a place
+    /// if `new` led to `end`.
     fn completes(&self, view: View<'_>, (new, end): (&[u8], &[u8])) -> bool {
         let passes = |link: &[u8]| {
             let Some(Chain { end: led, missing: Some(_), .. }) = view.resolve(link) else { return false };
@@ -127,12 +128,12 @@ impl Service {
         self.powers.writable().iter().any(|root| has_link(view, root, &passes))
     }
 
-    /// Whether what is called `path` is looked at: nothing that a grant names, or lies elsewhere.
+    /// Returns whether the check applies to `path`: it is writable, not private, and no grant names it.
     fn judges_ways(&self, path: &[u8]) -> bool {
         !self.powers.in_private_tree(path) && !self.powers.is_named(path) && self.powers.root_length(path).is_some()
     }
 
-    /// Refuses where a text leads git along a way on which `path` lies.
+    /// Refuses if a text leads git along a way on which `path` is.
     fn permit_led(&self, view: View<'_>, path: &[u8], addresses: bool, operation: Operation) -> Result<(), Failure> {
         let passes = |place: &[u8]| {
             view.resolve(place).is_none_or(|chain| {
@@ -156,9 +157,9 @@ impl Service {
         Ok(())
     }
 
-    /// Whether the run may read all that git would fetch from the place of a remote, now and
-    /// later: what is written there afterwards, or a `.git` file, could lead elsewhere. And
-    /// whether it is judged what is there: a push runs the hooks of such a repository.
+    /// Returns whether the run may read everything that git would fetch from a remote's place, now
+    /// and later. A text or a `.git` file written there afterwards could lead elsewhere. The
+    /// content there must also be judged, because a push runs the hooks of such a repository.
     pub(super) fn may_fetch(&self, place: &[u8]) -> bool {
         let Some(first) = &self.first else { return false };
         let Ok(host) = open_host_root() else { return false };
@@ -176,14 +177,15 @@ impl Service {
         self.may_fetch(place) || (self.powers.hides(place).is_none() && ENDS.iter().all(|end| is_absent(&&end[..])))
     }
 
-    /// The same of one path at which git looks. `is_said` tells that it is the address itself.
+    /// As [`may_fetch`](Self::may_fetch), for one path that git tries. `is_said` is true for the
+    /// address itself.
     fn may_fetch_from(&self, (own, host): (View<'_>, View<'_>), path: &[u8], is_said: bool) -> bool {
         let Some(end) = self.readable_end((own, host), path) else { return false };
         let is_writable = self.powers.root_length(&end).is_some();
         match own.there(&end) {
             There::Nothing => !is_said || !is_writable,
             There::Is(FileType::Directory) => true,
-            // A bundle, or a file that becomes something else.
+            // The file is a bundle, or may become a `.git` file later.
             There::Is(FileType::RegularFile) if is_said && is_writable => false,
             There::Is(FileType::RegularFile) => own.read_known(&end, MAX_POINTER_BYTES).is_ok_and(|text| {
                 let text = text.unwrap_or_default();
@@ -194,7 +196,7 @@ impl Service {
         }
     }
 
-    /// Where `path` ends, where the run may read that and it means the same to the person.
+    /// Returns the end of `path`, if the run may read it and it means the same to the user.
     fn readable_end(&self, (own, host): (View<'_>, View<'_>), path: &[u8]) -> Option<Vec<u8>> {
         let end_in = |view: View<'_>| view.resolve(path).filter(|chain| chain.closed.is_none()).map(|chain| chain.end);
         let end = end_in(own)?;
@@ -202,7 +204,7 @@ impl Service {
             self.powers.hides(path).is_some() || self.powers.in_private_tree(path) || self.powers.is_in_layer(path)
         };
         let is_same = match self.powers.renamed_workspace() {
-            // The person has the workspace elsewhere, and should have nothing here.
+            // The user has the workspace elsewhere, so nothing must exist at this path on the host.
             Some((inside, _)) => {
                 let is_own = covers(inside, &end) || own.there(&end) == There::Nothing;
                 is_own && host.there(path) == There::Nothing

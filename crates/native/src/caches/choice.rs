@@ -1,5 +1,5 @@
-//! Which caches of a plan are layers, and how each is. Looks at the host's directories,
-//! changes nothing.
+//! Selects the caches of a plan that become layers, and the mode of each. Reads the host's
+//! directories, changes nothing.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -15,40 +15,40 @@ use stockade_engine::mountinfo::{self, Served};
 use stockade_model::{CacheSharing, Level, Plan, RawText, ToolCache};
 use stockade_sys::Errno;
 
-/// Bytes of a directory that are read at a time.
+/// Size of the buffer for directory entries.
 const LISTING_BUFFER_BYTES: usize = 4096;
 
-/// Most directories beside the data of one cache that are shown as the host has them.
+/// Most directories beside a cache's data that are shown with the host's content.
 const MAX_SHOWN_DIRECTORIES: usize = 32;
 
-/// How the cache of one tool is had.
+/// Mode of one tool's cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CacheMode {
-    /// The host's directory, at this path without links, beneath an overlay.
+    /// An overlay over the host's directory, at this path without links.
     Merged(MergedCache),
-    /// An empty directory, to which variables lead.
+    /// An empty directory, named by environment variables.
     Private,
-    /// Its single files cannot be written, without a question: the tool goes on
+    /// The cache's single files are read-only and a write raises no question: the tool continues
     /// without them.
     ReadOnly(Vec<PathBuf>),
 }
 
-/// Where an overlay is put.
+/// Location of an overlay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MergedCache {
     pub directory: PathBuf,
-    /// Its device and inode.
+    /// Device and inode of the directory.
     pub identity: (u64, u64),
-    /// The permission bits of that directory.
+    /// Permission bits of the directory.
     pub mode: u32,
-    /// Directories in it that are no data, and shown as the host has them.
+    /// Directories in it that are not data; they show the host's content.
     pub shown: Vec<PathBuf>,
-    /// What is hidden in it, and as which objects: device and inode.
+    /// Hidden paths in it, with their devices and inodes.
     pub hidden: Vec<(PathBuf, (u64, u64))>,
 }
 
-/// The way of each cache that is a layer. `overlays` tells whether there can be any, `hidden`
-/// what of the plan's hidden paths is there, without links.
+/// Returns each cache that becomes a layer, with its mode. `overlays` is false if overlays are
+/// unavailable. `hidden` has the plan's hidden paths that exist, without links.
 pub(super) fn choose_modes<'p>(plan: &'p Plan, overlays: bool, hidden: &[PathBuf]) -> Vec<(&'p ToolCache, CacheMode)> {
     let mounted = mountinfo::read().unwrap_or_default();
     let (words, cwd) = (plan.argv.iter().map(RawText::as_bytes), plan.cwd.as_path());
@@ -59,13 +59,13 @@ pub(super) fn choose_modes<'p>(plan: &'p Plan, overlays: bool, hidden: &[PathBuf
         plan,
         user: geteuid().as_raw(),
     };
-    // Where nothing is known to be mounted, `/` neither, nobody knows what an overlay would show.
+    // If no mounts are known, not even `/`, the content of an overlay is unknown.
     let overlays = overlays && !context.mounts.is_empty();
     let caches = plan.profile.filesystem.caches.iter();
     caches.filter_map(|cache| Some((cache, context.mode_of(cache, overlays)?))).collect()
 }
 
-/// What the ways depend on.
+/// Inputs of the decision.
 struct CacheContext<'p> {
     plan: &'p Plan,
     /// Files that words of the command name.
@@ -73,7 +73,7 @@ struct CacheContext<'p> {
     /// Mount points. Those in a cache would be missing in its overlay.
     mounts: Vec<PathBuf>,
     hidden: HiddenPaths<'p>,
-    /// Whose caches they are.
+    /// The owner of the caches.
     user: u32,
 }
 
@@ -99,7 +99,7 @@ impl CacheContext<'_> {
             let hidden = self.hidden.objects_below(real);
             return Some(CacheMode::Merged(MergedCache { directory: real.clone(), identity, mode, shown, hidden }));
         }
-        // Where settings lie beside the data, moving it would lose them.
+        // If settings are beside the data, another directory would lose them.
         if !cache.set.is_empty() && (cache.data.is_empty() || real.is_none()) {
             return Some(CacheMode::Private);
         }
@@ -110,10 +110,10 @@ impl CacheContext<'_> {
     }
 }
 
-/// Whether the plan itself speaks of the directory: it is, holds or lies in what the run
-/// works in or may write.
+/// Returns whether the plan itself uses the directory: it equals, contains or is in the workspace,
+/// the working directory or a writable path.
 fn is_of_the_plan((plan, files): (&Plan, &BTreeSet<PathBuf>), cache: &ToolCache, real: &Path) -> bool {
-    // A script that was agreed to is the host's.
+    // A script that the user approved is the host's file.
     if files.iter().any(|file| is_data(cache, real, file)) {
         return true;
     }
@@ -124,13 +124,13 @@ fn is_of_the_plan((plan, files): (&Plan, &BTreeSet<PathBuf>), cache: &ToolCache,
     })
 }
 
-/// What the plan hides. There are hundreds, and to compare paths part by part takes longer
-/// than all else here.
+/// Hidden paths of the plan. There are hundreds, and comparing paths by components would take
+/// longer than everything else here.
 struct HiddenPaths<'p> {
-    /// Those of which bytes tell what lies in what, sorted.
+    /// Paths whose order of bytes shows containment, sorted.
     plain: Vec<&'p [u8]>,
     others: Vec<&'p Path>,
-    /// What is there of all, without links.
+    /// The existing hidden paths, without links.
     there: &'p [PathBuf],
 }
 
@@ -143,7 +143,7 @@ impl<'p> HiddenPaths<'p> {
         Self { plain, others, there }
     }
 
-    /// Whether something that is hidden is, holds or lies in the data of a cache.
+    /// Returns whether a hidden path equals, contains or is in the data of a cache.
     fn has_data(&self, cache: &ToolCache, real: &Path) -> bool {
         let is_hidden = |path: &Path| self.plain.binary_search(&path.as_os_str().as_bytes()).is_ok();
         real.ancestors().any(is_hidden)
@@ -151,8 +151,8 @@ impl<'p> HiddenPaths<'p> {
             || self.others.iter().any(|hidden| real.starts_with(hidden) || is_data(cache, real, hidden))
     }
 
-    /// Those that lie in `tree`, as they are there, each with the directories around it: one
-    /// may have taken the place of another.
+    /// Returns the existing hidden paths in `tree`, and the directories above each, with their
+    /// devices and inodes: one directory may have replaced another.
     fn objects_below(&self, tree: &Path) -> Vec<(PathBuf, (u64, u64))> {
         let within = self.there.iter().filter(|hidden| hidden.starts_with(tree));
         let on_the_way = within.flat_map(|hidden| hidden.ancestors().take_while(|path| *path != tree));
@@ -160,7 +160,7 @@ impl<'p> HiddenPaths<'p> {
         on_the_way.filter_map(object).collect()
     }
 
-    /// Those that lie in `tree`.
+    /// Returns the hidden paths in `tree`.
     fn within(&self, tree: &Path) -> impl Iterator<Item = &Path> {
         let start = [tree.as_os_str().as_bytes(), b"/"].concat();
         let first = self.plain.partition_point(|hidden| *hidden < &start[..]);
@@ -169,19 +169,20 @@ impl<'p> HiddenPaths<'p> {
     }
 }
 
-/// Whether a path is written as its parts are: nothing in it is left out by who reads it.
+/// Returns whether a path contains no empty component, `.` or `..`, so that its bytes equal its
+/// components.
 fn is_plain(path: &Path) -> bool {
     let mut parts = path.as_os_str().as_bytes().split(|byte| *byte == b'/');
     parts.next() == Some(b"") && parts.all(|part| !matches!(part, b"" | b"." | b".."))
 }
 
-/// Whether `path` is, or lies in, what of the directory `real` is data.
+/// Returns whether `path` equals or is in the data of the directory `real`.
 fn is_data(cache: &ToolCache, real: &Path, path: &Path) -> bool {
     let within = |name: &String| path.starts_with(real.join(name));
     path.starts_with(real) && (cache.data.is_empty() || cache.data.iter().any(within))
 }
 
-/// The directories beside the data; none at all where there are too many.
+/// Returns the directories beside the data, or `None` if there are too many.
 fn other_directories(cache: &ToolCache, (real, own): (&Path, &OwnDirectory)) -> Option<Vec<PathBuf>> {
     let within = own.directories()?;
     let is_data = |name: &str| cache.data.iter().any(|data| data.trim_end_matches('/') == name);
@@ -190,23 +191,23 @@ fn other_directories(cache: &ToolCache, (real, own): (&Path, &OwnDirectory)) -> 
     (others.len() <= MAX_SHOWN_DIRECTORIES).then_some(others)
 }
 
-/// What the host has at the path of a cache.
+/// The host's file at the path of a cache.
 struct CacheDirectory {
     /// The path without links.
     real: PathBuf,
-    /// Where it is a directory of this user's, and no link to one.
+    /// The directory, if it belongs to this user and the path is no link.
     own: Option<OwnDirectory>,
 }
 
-/// A directory of this user's.
+/// A directory that belongs to this user.
 struct OwnDirectory {
     fd: OwnedFd,
     stat: Stat,
 }
 
 impl CacheDirectory {
-    /// Absent where nothing is there. Most are no links and nothing else but directories,
-    /// which one call tells.
+    /// Returns `None` if nothing is there. Most paths have no links and lead to a directory, which
+    /// one system call checks.
     fn at(path: &Path, user: u32) -> std::io::Result<Option<Self>> {
         let open = |path: &Path| {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -234,7 +235,7 @@ impl OwnDirectory {
         Ok((stat.st_uid == user).then_some(Self { fd, stat }))
     }
 
-    /// The names of the directories in it.
+    /// Returns the names of the directories in it.
     fn directories(&self) -> Option<Vec<OsString>> {
         let mut buffer = [MaybeUninit::uninit(); LISTING_BUFFER_BYTES];
         let (mut listing, mut found) = (RawDir::new(&self.fd, &mut buffer), Vec::new());
@@ -267,7 +268,7 @@ mod tests {
     }
 
     impl Place {
-        /// A home with a cache `tool` of which all is data, and `rich` with settings beside.
+        /// Creates a home with a cache `tool` that is all data, and `rich` with settings beside the data.
         fn new(level: Level) -> Self {
             let home = tempfile::tempdir().unwrap();
             let at = |name: &str| RawText::from(home.path().canonicalize().unwrap().join(name));

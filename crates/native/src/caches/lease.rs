@@ -1,4 +1,4 @@
-//! The layers of one run: made ready before it starts, its own until it has ended.
+//! The layers of one run: prepared before it starts, and reserved until it has ended.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,9 +23,9 @@ use super::set::{OverlaySet, ensure_directory, is_ready};
 use super::{MERGED, PLAIN, WORKSPACE, open_directory, open_lock};
 use crate::launch::{MAX_MERGED, MergedDirectory, Overlay};
 
-/// How long a start waits for whoever has a workspace's directory alone, and between two
-/// looks. Names are changed in that time, nothing more: a loaded machine, or a disk that
-/// stands still for seconds, makes it long. Without, tools could write to no cache.
+/// Time-out for a start that waits for the holder of the exclusive lock of a workspace's directory,
+/// and the interval between two attempts. The holder only renames. A loaded machine, or a disk that
+/// blocks for seconds, can make that slow. Without the lock no tool could write to a cache.
 const EXCLUSIVE_TIMEOUT: Duration = Duration::from_secs(15);
 const EXCLUSIVE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -33,26 +33,26 @@ const EXCLUSIVE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 #[derive(Debug, Default)]
 pub(crate) struct CacheLease {
     pub merged: Vec<MergedDirectory>,
-    /// Where all private directories of the workspace are.
+    /// Directory with all private directories of the workspace.
     pub private: Option<PathBuf>,
-    /// Files of the host's that cannot be written, without a question.
+    /// Files of the host that are read-only; a write raises no question.
     pub read_only: Vec<PathBuf>,
     pub environment: BTreeMap<String, RawText>,
     tools: ToolNames,
-    /// The directory of the workspace, and its lock. Absent where nothing of it is used.
+    /// The directory of the workspace and its lock; `None` if no layer uses them.
     home: Option<(OwnedFd, OwnedFd)>,
-    /// What the overlays are of, held as long as they are used.
+    /// Source of the overlays, held as long as they are used.
     overlays: OverlaySource,
     is_sealed: bool,
 }
 
-/// Where overlays come from.
+/// Source of overlays.
 #[derive(Debug, Default)]
 enum OverlaySource {
-    /// There are none.
+    /// There are no overlays.
     #[default]
     Absent,
-    /// The holder of the workspace.
+    /// The layer server of the workspace.
     Borrowed(BorrowedLayers),
     /// A set of the run's own.
     Own(OverlaySet),
@@ -78,9 +78,9 @@ impl Drop for CacheLease {
 }
 
 impl CacheLease {
-    /// Makes the layers of `plan` ready, in `place`. Where they cannot be had the run
-    /// goes without: a tool then asks for what it writes. `hidden` is what of the plan's
-    /// hidden paths is there, without links.
+    /// Prepares the layers of `plan` in `place`. On an error the run continues without layers: a
+    /// write of a tool then raises a question. `hidden` has the plan's hidden paths that exist,
+    /// without links.
     pub fn of(
         plan: &Plan,
         hidden: &[PathBuf],
@@ -99,19 +99,18 @@ impl CacheLease {
         Some(lease)
     }
 
-    /// Waits for the layers that were asked for, in the order of their directories; none where
-    /// nobody was asked.
+    /// Waits for the requested layers, in the order of their directories; `None` if no server was asked.
     ///
     /// # Errors
-    /// Where not all of them are lent: the run can mount its own.
+    /// If not all of them are lent. The run can mount its own then.
     pub fn receive(&mut self) -> std::io::Result<Option<Vec<OwnedFd>>> {
         let OverlaySource::Borrowed(loan) = &mut self.overlays else { return Ok(None) };
         loan.receive().map(Some)
     }
 
-    /// Lets go of the layers, and of the names that the run knows: once its processes have
-    /// ended, and before anybody is told that it has, who would look where it left links. The
-    /// last run of the workspace seals. Names are changed, nothing waits for the disk.
+    /// Releases the layers and their fixed names. Called once the run's processes have ended, and
+    /// before its end is reported, because a reader of that report might follow the run's links.
+    /// The last run of the workspace seals the names. Renames only, without waiting for the disk.
     /// `init` is the init of the run, if every other process that could use a layer has exited.
     pub fn end(&mut self, init: Option<BorrowedFd<'_>>) {
         if let (OverlaySource::Borrowed(loan), Some(init)) = (&self.overlays, init) {
@@ -126,7 +125,7 @@ impl CacheLease {
             && flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
         {
             let _ = seal(home.as_fd());
-            // The next run waits for it.
+            // The next run waits for the lock.
             let _ = flock(lock, FlockOperation::Unlock);
         }
     }
@@ -144,7 +143,7 @@ impl CacheLease {
         }
         let key = key_of(plan.workspace.as_path());
         let path = place.join(&key);
-        // Held before anything is created in it, so that it is sealed on every error.
+        // Stored before the first creation in it, so that it is sealed on every error.
         let (home, _) = self.home.insert(open_home(place, &key)?);
         let home = rustix::io::fcntl_dupfd_cloexec(home, 3)?;
         unseal(home.as_fd(), PLAIN)?;
@@ -210,7 +209,7 @@ impl CacheLease {
         Ok(())
     }
 
-    /// The trees in which earlier runs may have written.
+    /// Returns the trees that earlier runs may have written.
     pub fn layers(&self) -> impl Iterator<Item = PathBuf> {
         let of = |merged: &MergedDirectory| match merged.is_whole() {
             true => vec![merged.directory.clone()],
@@ -219,8 +218,8 @@ impl CacheLease {
         self.merged.iter().flat_map(of).chain(self.private.clone())
     }
 
-    /// What the report says of it. `is_unmerged` tells of each merged directory whether the
-    /// kernel refused it.
+    /// Returns the layer's entry in the enforcement report. `is_unmerged` returns whether the
+    /// kernel refused a merged directory, by index.
     pub fn report(&self, is_unmerged: impl Fn(usize) -> bool) -> LayerReport {
         let ToolNames { merged, private, read_only, failed } = &self.tools;
         if let Some(why) = failed {
@@ -248,7 +247,7 @@ impl CacheLease {
     }
 }
 
-/// Overlays of a workspace: from the layer server, or without one a set of the run's own.
+/// Returns overlays of a workspace: from the layer server, or without one a set of the run's own.
 fn overlays(
     home: BorrowedFd<'_>,
     path: &Path,
@@ -261,7 +260,7 @@ fn overlays(
         return Ok(OverlaySource::Borrowed(loan));
     }
     let Some(set) = OverlaySet::take(home)? else { return Ok(OverlaySource::Absent) };
-    // It is mounted by its path, the holder's is not.
+    // An own set is mounted by its path, a set of the server is not.
     unseal(home, MERGED)?;
     Ok(OverlaySource::Own(set))
 }
@@ -278,15 +277,15 @@ fn layer_request(cache: &ToolCache, mode: &CacheMode) -> Option<LayerRequest> {
     })
 }
 
-/// Names of the directories that are data of a cache, and of the files.
+/// Returns the names of a cache's data: the directories, and the files.
 fn data_of(cache: &ToolCache) -> (Vec<String>, Vec<String>) {
     let (directories, files): (Vec<&String>, Vec<&String>) = cache.data.iter().partition(|name| name.ends_with('/'));
     let directories = directories.into_iter().map(|name| name.trim_end_matches('/').to_owned());
     (directories.collect(), files.into_iter().cloned().collect())
 }
 
-/// The name of a workspace's directory. Another directory that is later at the same path
-/// is another workspace, as it is for approvals.
+/// Returns the name of a workspace's directory. A later directory at the same path is another
+/// workspace, as it is for approvals.
 pub(super) fn key_of(workspace: &Path) -> String {
     let identity = workspace_identity(workspace);
     let fields = [workspace.as_os_str().as_bytes(), identity.as_str().as_bytes()];
@@ -294,7 +293,7 @@ pub(super) fn key_of(workspace: &Path) -> String {
     digest.as_str().chars().filter(char::is_ascii_hexdigit).take(32).collect()
 }
 
-/// The directory of a workspace, with its lock held as runs hold it.
+/// Opens the directory of a workspace and takes its shared lock.
 fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
     let place = match open_directory(CWD, place) {
         Err(Errno::NOENT) => {
@@ -307,7 +306,7 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
     loop {
         let home = create_home(place.as_fd(), key)?;
         let lock = match open_lock(home.as_fd()) {
-            // It is just being cleared.
+            // The directory is being cleared.
             Err(Errno::NOENT) => None,
             other => Some(other?),
         };
@@ -323,7 +322,7 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
     }
 }
 
-/// Notes which workspace it is, once.
+/// Writes the path of the workspace to its file, once.
 fn note_workspace(home: BorrowedFd<'_>, workspace: &[u8]) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = openat(home, WORKSPACE, flags, Mode::RUSR | Mode::WUSR)?;

@@ -1,11 +1,11 @@
-//! The caches and package stores of tools, as layers of a workspace: what the host has
-//! there is read, what a run writes stays in a directory of the state that only runs of
-//! the same workspace see. So nothing that a run writes reaches a tool of the host.
+//! The caches and package stores of tools, as layers of a workspace. A run reads the host's content
+//! there. Its writes go to a directory of Stockade's state that only runs of the same workspace
+//! see. So no write of a run reaches a tool of the host.
 //!
 //! Each workspace has a directory here:
 //!
 //! ```text
-//! KEY/lock           shared by its runs, alone for whoever clears it
+//! KEY/lock           shared lock of its runs; exclusive while it is cleared
 //! KEY/workspace      the path of the workspace
 //! KEY/plain/TOOL     a private directory, shared by all runs of the workspace
 //! KEY/merged/N/      a set of layers, mounted once at a time: `lock`, `boot`, and
@@ -13,19 +13,19 @@
 //! KEY/holder-VERSION the socket of the layer server, if one runs
 //! ```
 //!
-//! While no run uses them `plain` and `merged` have a random end, `plain.RANDOM`: a run knows
-//! where its layers lie, and a link that it left in its workspace must not lead a tool of the
-//! host to what it wrote there. Tools note paths, so they have the same name in every run, but
-//! for a `merged` that the layer server mounts: no run sees that by its name. No run is told the
-//! random end: see `seal`.
+//! While no run uses them, `plain` and `merged` have a random suffix, `plain.RANDOM`. A run knows
+//! the paths of its layers. A link that it left in its workspace must not lead a tool of the host
+//! to its writes there. Tools record paths, so the names are the same in every run. The exception
+//! is a `merged` that the layer server mounts, because no run sees its name. No run learns the
+//! random suffix: see `seal`.
 //!
-//! Two mounts of one upper directory are undefined. So the layer server, a process per
-//! workspace, mounts a set once and gives each run copies of the mounts: concurrent runs share
-//! what they write, and a start does not mount. Without a server a run mounts a set of its own,
-//! the lowest that is free.
+//! The result of two mounts of one upper directory is undefined. So the layer server, a process per
+//! workspace, mounts a set once and gives each run copies of the mounts. Concurrent runs share
+//! their writes, and a start needs no mount. Without a server a run mounts a set of its own, the
+//! lowest that is free.
 //!
-//! The host reads nothing in these directories but names and sizes. Must not know
-//! which tools there are: that is data of the plan.
+//! Stockade reads only names and sizes in these directories. This module must not know the tools:
+//! these are data of the plan.
 
 mod choice;
 mod client;
@@ -48,7 +48,7 @@ pub use store::{CacheStore, CacheStoreError, ClearResult, WorkspaceCaches};
 
 /// Name of the lock of a workspace's directory, and of a set of layers.
 const LOCK: &str = "lock";
-/// Name of the file that tells which workspace it is.
+/// Name of the file with the path of the workspace.
 const WORKSPACE: &str = "workspace";
 /// Name of the directory of private directories.
 const PLAIN: &str = "plain";
@@ -59,17 +59,17 @@ fn open_directory<P: rustix::path::Arg>(parent: BorrowedFd<'_>, path: P) -> Resu
     openat(parent, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// The lock in `directory`, made where it is missing, not yet held.
+/// Opens the lock file in `directory`, created if missing, without locking it.
 fn open_lock(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     open_file(directory, LOCK)
 }
 
-/// A file of our own in `directory`, made where it is missing.
+/// Opens a file in `directory`, created if missing.
 fn open_file(directory: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let own = Mode::RUSR | Mode::WUSR;
     let file = openat(directory, name, flags, own)?;
-    // Whatever the mask said when it was made.
+    // Independent of the umask at its creation.
     if !Mode::from_raw_mode(fstat(&file)?.st_mode).contains(own) {
         fchmod(&file, own)?;
     }

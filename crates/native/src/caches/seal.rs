@@ -1,12 +1,12 @@
-//! The names of what runs wrote in a workspace's directory: those that runs know while one
-//! lasts, others that nobody can know after that.
+//! Names of the directories that runs wrote to, in a workspace's directory. While a run lasts they
+//! have fixed names, which runs know. Afterwards they have random names.
 //!
-//! At level restricted a run sees the state as the host does, by its paths. So a workspace's
-//! directory cannot be listed: it has no mode for reading, the broker changes no mode of the
-//! state, and a run has no capabilities, root's neither. What a run opened there while
-//! another one of that workspace lasted still tells its name, so at the end of a run of that
-//! level all is renamed that was sealed meanwhile. Whoever has a directory alone leaves it
-//! sealed.
+//! At level restricted a run sees Stockade's state by its paths on the host. So a workspace's
+//! directory must not be listable. It has no read permission, the broker changes no mode in the
+//! state, and a run has no capabilities, not even as root. But a run may have opened a directory
+//! there during another run of that workspace, and such a descriptor reveals the current name. So
+//! at its end a run of that level renames all directories that were sealed meanwhile. Every holder
+//! of the exclusive lock leaves the directory sealed.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -21,11 +21,11 @@ use stockade_sys::{Errno, actor};
 
 use super::{MERGED, PLAIN, is_key, open_directory, open_lock};
 
-/// The mode of a workspace's directory: gone through, never listed.
+/// Mode of a workspace's directory: search and write, but no listing.
 const HOME_MODE: u32 = 0o300;
-/// How often a directory is opened for listing. Another process may close it in between.
+/// Most attempts to list a directory. Another process may remove the permission in between.
 const MAX_LISTING_RETRIES: usize = 10_000;
-/// How coarse the clock of a filesystem may be, in seconds.
+/// Coarsest clock of a filesystem, in seconds.
 const CLOCK_SLACK_SECONDS: u64 = 2;
 
 /// Holds the directory of a workspace.
@@ -34,7 +34,7 @@ pub(super) fn open_home_path<P: rustix::path::Arg>(place: BorrowedFd<'_>, key: P
     openat(place, key, flags, Mode::empty())
 }
 
-/// The same, made where it is missing, and closed to whoever would list it.
+/// The same, created if missing, with the mode that prevents listing.
 pub(super) fn create_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, Errno> {
     let home = match open_home_path(place, key) {
         Err(Errno::NOENT) => {
@@ -43,15 +43,15 @@ pub(super) fn create_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, E
         }
         other => other?,
     };
-    // An earlier version made them open, and a mask may close too much.
+    // An earlier version used another mode, and the umask may remove too much.
     if fstat(&home)?.st_mode & 0o777 != HOME_MODE {
         actor::chmod(home.as_fd(), HOME_MODE)?;
     }
     Ok(home)
 }
 
-/// The names in the directory of a workspace. For that moment it is open: what is sealed
-/// there gets another name after that, or the one that runs know.
+/// Lists the directory of a workspace, which is listable for that moment. A name that is sealed
+/// then is renamed afterwards, or unsealed.
 pub(super) fn list_names(home: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
     let mut found = Err(Errno::ACCESS);
     for _ in 0..MAX_LISTING_RETRIES {
@@ -65,9 +65,9 @@ pub(super) fn list_names(home: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
     found
 }
 
-/// What `name` is called just now, where it is among `found`.
+/// Returns the current name of `name`, if it is among `found`.
 pub(super) fn current_name<'f>(found: &'f [Vec<u8>], name: &str) -> Option<&'f [u8]> {
-    // A run that was killed may have left the name that runs know, beside nothing else.
+    // A run that was killed may have left the fixed name, but never both.
     found.iter().map(Vec::as_slice).filter(|found| has_stem(found, name)).min()
 }
 
@@ -75,14 +75,14 @@ fn has_stem(found: &[u8], name: &str) -> bool {
     found.strip_prefix(name.as_bytes()).is_some_and(|end| matches!(end, [] | [b'.', ..]))
 }
 
-/// Gives what runs write to an end that no run knows, where it has none.
+/// Renames the directories to random names, if they have their fixed names.
 pub(super) fn seal(home: BorrowedFd<'_>) -> Result<(), Errno> {
-    // The one is sealed though the other cannot be.
+    // Each is sealed even if the other fails.
     let [plain, merged] = [PLAIN, MERGED].map(|name| rename_to_random(home, name.as_bytes(), name));
     plain.and(merged)
 }
 
-/// Gives what runs write another such end. Whoever calls has the directory alone.
+/// Renames the directories to new random names. The caller must hold the exclusive lock.
 pub(super) fn reseal(home: BorrowedFd<'_>) -> Result<(), Errno> {
     let found = list_names(home)?;
     let all = |name: &'static str| found.iter().filter(move |found| has_stem(found, name)).map(move |n| (n, name));
@@ -98,7 +98,7 @@ fn rename_to_random(home: BorrowedFd<'_>, now: &[u8], name: &str) -> Result<(), 
     }
 }
 
-/// Gives what runs write the name that runs know: `PLAIN` or `MERGED`.
+/// Gives a directory its fixed name: `PLAIN` or `MERGED`.
 pub(super) fn unseal(home: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
     match current_name(&list_names(home)?, name) {
         Some(now) if now != name.as_bytes() => match renameat_with(home, now, home, name, RenameFlags::NOREPLACE) {
@@ -110,23 +110,23 @@ pub(super) fn unseal(home: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
     }
 }
 
-/// At the end of a run at level restricted: gives all names anew that it can have learnt.
+/// Renames, at the end of a run at level restricted, all directories whose names the run can have learnt.
 #[derive(Debug)]
 pub(crate) struct NameRotation {
     place: PathBuf,
-    /// When the run began, in seconds since 1970.
+    /// Start of the run, in seconds since 1970.
     since: u64,
 }
 
 impl NameRotation {
-    /// That of a run of `plan`; none at a level that shows it nothing.
+    /// Creates the rotation for a run of `plan`; `None` at a level where runs do not see the state.
     pub(crate) fn of(plan: &Plan, place: Option<&Path>) -> Option<Self> {
         let place = place.filter(|_| plan.level == Level::Restricted)?.to_owned();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         Some(Self { place, since: now.saturating_sub(CLOCK_SLACK_SECONDS) })
     }
 
-    /// What was sealed since then, or could be listed, changed since then.
+    /// Returns whether the run can have learnt the name: sealing and listing change the ctime.
     fn is_known(&self, place: BorrowedFd<'_>, key: &str) -> bool {
         statat(place, key, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|found| {
             found.st_mode & 0o777 != HOME_MODE || u64::try_from(found.st_ctime).unwrap_or(0) >= self.since
@@ -141,7 +141,7 @@ impl Drop for NameRotation {
         let keys = found.into_iter().filter_map(|name| String::from_utf8(name).ok());
         for key in keys.filter(|key| is_key(key) && self.is_known(place.as_fd(), key)) {
             let Ok(home) = open_home_path(place.as_fd(), &key) else { continue };
-            // A run that uses it seals it, to another name.
+            // If the lock is held, the run that holds it seals the directory with another name.
             if let Ok(lock) = open_lock(home.as_fd())
                 && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
             {

@@ -1,5 +1,5 @@
-//! A set of overlays: the directories that they write to, used by one holder or one run
-//! at a time. Looks at nothing of the host's.
+//! A set of overlays: their writable directories, used by one layer server or one run at a time.
+//! Reads nothing of the host.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,26 +14,25 @@ use stockade_sys::{Errno, actor};
 use super::seal::{current_name, list_names};
 use super::{LOCK, MERGED, open_directory, open_file, open_lock};
 
-/// Sets of one workspace that are used at the same time.
+/// Most sets of one workspace that are used at the same time.
 const MAX_SETS: u32 = 64;
 
-/// How often the directory of the sets is looked for.
+/// Most attempts to open the directory of the sets.
 const MAX_RENAME_RETRIES: usize = 1_000;
 
-/// Filesystems that an overlay may write to (statfs(2)): those on which it was seen to
-/// work.
+/// Filesystems that may hold an upper directory (statfs(2)): overlays were tested on these.
 const UPPER_FILESYSTEMS: [i64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994];
 
-/// A set that nobody else uses, as long as this or a copy of its lock is open.
+/// A set with one user, as long as this value or a copy of its lock is open.
 #[derive(Debug)]
 pub(super) struct OverlaySet {
     pub(super) number: u32,
     pub(super) lock: OwnedFd,
     home: OwnedFd,
     directory: OwnedFd,
-    /// Of the overlays, by tool.
+    /// Directories of the overlays, by tool.
     tools: BTreeMap<String, OwnedFd>,
-    /// Whether something in the home waits to be removed.
+    /// True if the workspace's directory contains entries that wait to be removed.
     has_leaving: bool,
 }
 
@@ -45,7 +44,7 @@ pub(super) struct OverlayDirectories {
 }
 
 impl Drop for OverlaySet {
-    /// What may wait for the disk. What cannot be done is done by the next start.
+    /// Does the work that may wait for the disk. The next start does the part that fails here.
     fn drop(&mut self) {
         for tool in self.tools.values() {
             let _ = prepare_work_directory(tool.as_fd());
@@ -60,9 +59,9 @@ impl Drop for OverlaySet {
 }
 
 impl OverlaySet {
-    /// The lowest set of the workspace's directory `home` that nobody uses, where an
-    /// overlay can be there, emptied if the machine was started anew since: an overlay is
-    /// not flushed, so what it holds may be torn then.
+    /// Takes the lowest unused set of the workspace's directory `home`, if overlays work there.
+    /// Empties the set if the machine was restarted since: the overlays are volatile (not flushed),
+    /// so their content may be damaged then.
     pub(super) fn take(home: BorrowedFd<'_>) -> Result<Option<Self>, Errno> {
         let sets = open_sets(home)?;
         if !UPPER_FILESYSTEMS.contains(&fstatfs(&sets)?.f_type) {
@@ -83,8 +82,8 @@ impl OverlaySet {
         Ok(None)
     }
 
-    /// Makes the directories of the overlay of a tool ready, whose own has this mode, and
-    /// those in it that may be changed.
+    /// Prepares the directories of a tool's overlay: the upper directory with `mode`, and the
+    /// writable directories in it.
     pub(super) fn prepare_tool(
         &mut self,
         tool: &str,
@@ -102,8 +101,7 @@ impl OverlaySet {
     }
 }
 
-/// The directory of the sets, whatever its name is just now: another process may be giving
-/// it another one.
+/// Opens the directory of the sets by its current name; another process may be renaming it.
 fn open_sets(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     for _ in 0..MAX_RENAME_RETRIES {
         let found = list_names(home)?;
@@ -116,27 +114,27 @@ fn open_sets(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     Err(Errno::BUSY)
 }
 
-/// The same of a layer that is mounted, seen from inside: what lies beneath a mount must not
-/// be changed.
+/// Repairs the writable directories of a mounted layer, through the mount: a directory beneath a
+/// mount must not be changed.
 pub(super) fn repair(layer: BorrowedFd<'_>, directories: &[String]) -> Result<(), Errno> {
     let mode = fstat(layer)?.st_mode & 0o7777;
     if mode & 0o700 != 0o700 {
         actor::chmod(layer, mode | 0o700)?;
     }
     directories.iter().filter(|name| !is_ready(layer, name.as_str())).try_for_each(|name| {
-        // What is no directory any more is removed and made anew.
+        // An entry that is no directory is removed, and the directory made again.
         ensure_directory(layer, name, 0o755).map(drop)
     })
 }
 
-/// Whether a directory of our own is there and open to us: no link, and nothing to mend.
+/// Returns whether a directory (no link) exists and its owner has all permissions.
 pub(super) fn is_ready<P: rustix::path::Arg>(parent: BorrowedFd<'_>, path: P) -> bool {
     statat(parent, path, AtFlags::SYMLINK_NOFOLLOW)
         .is_ok_and(|found| FileType::from_raw_mode(found.st_mode).is_dir() && found.st_mode & 0o700 == 0o700)
 }
 
-/// A directory of our own, open to us, made where it is missing. A run may have put something
-/// else there, which is removed, or have closed it.
+/// Opens a directory, created if missing, with all permissions for its owner. A run may have
+/// replaced it by another file, which is removed, or removed its permissions.
 pub(super) fn ensure_directory(parent: BorrowedFd<'_>, name: &str, mode: u32) -> Result<OwnedFd, Errno> {
     match open_directory(parent, name) {
         Ok(found) => {
@@ -156,20 +154,20 @@ pub(super) fn ensure_directory(parent: BorrowedFd<'_>, name: &str, mode: u32) ->
     }
     make_where_missing(parent, name, Mode::RWXU)?;
     let made = open_directory(parent, name)?;
-    // Whatever the mask says.
+    // Independent of the umask.
     fchmod(&made, Mode::from_raw_mode(mode))?;
     Ok(made)
 }
 
-/// Lets its owner into a directory. No link is followed: a run may put one there.
+/// Gives the owner all permissions on a directory. Follows no link, because a run may put one there.
 fn make_accessible(parent: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = openat(parent, name, flags, Mode::empty())?;
     actor::chmod(directory.as_fd(), 0o700)
 }
 
-/// Moves what is in a set out of it where another start of the machine wrote it. Tells
-/// whether there was anything.
+/// Moves the content of a set away if it was written before the last restart of the machine.
+/// Returns whether there was any content.
 fn empty_after_restart(set: BorrowedFd<'_>, home: BorrowedFd<'_>) -> Result<bool, Errno> {
     const BOOT: &str = "boot";
     let now = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -193,14 +191,14 @@ fn empty_after_restart(set: BorrowedFd<'_>, home: BorrowedFd<'_>) -> Result<bool
     Ok(has_leaving)
 }
 
-/// The work directory of an overlay without the mark of an earlier volatile mount, which
-/// no later one accepts.
+/// Opens the work directory of an overlay, without the mark of an earlier volatile mount. The
+/// kernel refuses a work directory with that mark.
 fn prepare_work_directory(tool: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let work = ensure_directory(tool, "work", 0o700)?;
     if matches!(statat(&work, "work/incompat", AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
         return Ok(work);
     }
-    // Whoever removed it before may have been killed after each step.
+    // An earlier removal may have been interrupted after any step.
     let remove = |name: &str, flags| match unlinkat(&work, name, flags) {
         Err(Errno::NOENT) => Ok(()),
         other => other,
@@ -228,7 +226,7 @@ mod tests {
 
     use rustix::fs::CWD;
 
-    /// A process ends while its last thread puts in order: any part of the mark may be left.
+    /// A process may be killed while its last thread cleans up: any part of the mark may be left.
     #[test]
     fn no_part_of_an_earlier_mark_is_left() {
         for part in ["", "incompat", "incompat/volatile", "incompat/volatile/dirty", "incompat/more/dirty"] {

@@ -1,4 +1,4 @@
-//! All caches of this user's workspaces: listed, cleared, kept within a size.
+//! All caches of this user's workspaces: lists them, clears them, limits their size.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use super::lease::key_of;
 use super::seal::{current_name, list_names, open_home_path, reseal};
 use super::{MERGED, PLAIN, WORKSPACE, is_key, open_directory, open_lock};
 
-/// How deep directories are looked into for their size.
+/// Deepest level of directories that is counted.
 const MAX_DEPTH: usize = 64;
 
-/// Longest path of a workspace that is read back.
+/// Longest workspace path that is read.
 const MAX_PATH_BYTES: usize = 4096;
 
-/// Where the caches of all workspaces are.
+/// The directory with the caches of all workspaces.
 #[derive(Debug)]
 pub struct CacheStore {
     place: OwnedFd,
@@ -28,38 +28,38 @@ pub struct CacheStore {
 /// The caches of one workspace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkspaceCaches {
-    /// The name of its directory.
+    /// Name of its directory.
     pub key: String,
-    /// The workspace they belong to.
+    /// Path of the workspace.
     pub workspace: RawText,
-    /// Whether a run uses them.
+    /// True if a run uses the caches.
     pub is_used: bool,
-    /// Whether no run can use them again: the workspace is no more, or another directory is at
-    /// its path.
+    /// True if no run can use the caches again: the workspace no longer exists, or another
+    /// directory is at its path.
     pub is_gone: bool,
-    /// When a run used them last, in milliseconds since 1970.
+    /// Time of the last use by a run, in milliseconds since 1970.
     pub used_ms: u64,
-    /// What they take on the disk, by tool.
+    /// Allocated bytes by tool.
     pub tools: Vec<(String, u64)>,
 }
 
 impl WorkspaceCaches {
-    /// What they take on the disk.
+    /// Returns the allocated bytes of all tools.
     pub fn bytes(&self) -> u64 {
         self.tools.iter().map(|(_, bytes)| bytes).sum()
     }
 }
 
-/// What clearing did to the caches of a workspace.
+/// Result of clearing the caches of a workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClearResult {
-    /// They are gone.
+    /// The caches are removed.
     Removed,
-    /// A run uses them: they stay.
+    /// A run uses the caches, so they stay.
     Used,
 }
 
-/// The caches cannot be looked at or cleared.
+/// The caches cannot be read or cleared.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} the caches of runs in {}: {errno}", path.display())]
 pub struct CacheStoreError {
@@ -69,10 +69,10 @@ pub struct CacheStoreError {
 }
 
 impl CacheStore {
-    /// Those at `place`; none where nothing is there.
+    /// Opens the caches at `place`; `None` if nothing is there.
     ///
     /// # Errors
-    /// Where it cannot be opened.
+    /// [`CacheStoreError`] if the directory cannot be opened.
     pub fn open(place: &Path) -> Result<Option<Self>, CacheStoreError> {
         match open_directory(CWD, place) {
             Ok(place) => Ok(Some(Self { place })),
@@ -81,10 +81,10 @@ impl CacheStore {
         }
     }
 
-    /// The caches of each workspace, the one used last at first.
+    /// Returns the caches of each workspace, the last used first.
     ///
     /// # Errors
-    /// Where the directory cannot be read.
+    /// [`CacheStoreError`] if the directory cannot be read.
     pub fn list(&self) -> Result<Vec<WorkspaceCaches>, CacheStoreError> {
         let found = names(self.place.as_fd()).map_err(|errno| error("list", "", errno))?;
         let keys = found.into_iter().filter_map(|name| String::from_utf8(name).ok());
@@ -106,7 +106,8 @@ impl CacheStore {
         let found = list_names(home.as_fd()).unwrap_or_default();
         let open = |name| open_directory(home.as_fd(), current_name(&found, name).ok_or(Errno::NOENT)?);
         let [plain, sets] = [PLAIN, MERGED].map(open);
-        // Whoever has it alone leaves it sealed, and it could be listed for a moment.
+        // The directory was listable for a moment, and the holder of the exclusive lock must leave
+        // it sealed.
         if let Ok(Some(_held)) = held {
             let _ = reseal(home.as_fd());
         }
@@ -128,7 +129,7 @@ impl CacheStore {
     /// Removes the caches of a workspace, unless a run uses them.
     ///
     /// # Errors
-    /// Where they cannot be removed.
+    /// [`CacheStoreError`] if they cannot be removed.
     pub fn clear(&self, key: &str) -> Result<ClearResult, CacheStoreError> {
         let failed = |errno| error("clear", key, errno);
         let home = match open_home_path(self.place.as_fd(), key) {
@@ -136,7 +137,7 @@ impl CacheStore {
             other => other.map_err(failed)?,
         };
         let Some(_held) = lock(home.as_fd()).map_err(failed)? else { return Ok(ClearResult::Used) };
-        // Whoever comes now makes a new one.
+        // A run that starts now creates a new directory.
         let aside = format!("{LEAVING}{key}");
         remove_tree(self.place.as_fd(), aside.as_bytes()).map_err(|_| failed(Errno::BUSY))?;
         renameat(&self.place, key, &self.place, aside.as_str()).map_err(failed)?;
@@ -144,12 +145,11 @@ impl CacheStore {
         Ok(ClearResult::Removed)
     }
 
-    /// Removes the caches of workspaces that are gone, and then those that were used
-    /// longest ago, until no more than `limit_bytes` are left or all others are used.
-    /// Gives those that were removed.
+    /// Removes the caches of workspaces that are gone. Then removes the least recently used caches
+    /// until at most `limit_bytes` are left, or all others are in use. Returns the removed caches.
     ///
     /// # Errors
-    /// Where they cannot be looked at or removed.
+    /// [`CacheStoreError`] if they cannot be read or removed.
     pub fn keep_within(&self, limit_bytes: u64) -> Result<Vec<WorkspaceCaches>, CacheStoreError> {
         sweep(self.place.as_fd()).map_err(|_| error("clear", "", Errno::BUSY))?;
         let all = self.list()?;
@@ -170,7 +170,7 @@ fn error(what: &'static str, key: &str, errno: Errno) -> CacheStoreError {
     CacheStoreError { what, path: PathBuf::from(if key.is_empty() { "the state directory" } else { key }), errno }
 }
 
-/// The lock of a workspace's directory, held alone; none where a run holds it.
+/// Takes the exclusive lock of a workspace's directory; `None` if a run holds it.
 fn lock(home: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     let lock = open_lock(home)?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -180,7 +180,7 @@ fn lock(home: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     }
 }
 
-/// The path of the workspace, and when it was noted last.
+/// Returns the path of the workspace and the time of its last use.
 fn workspace_of(home: BorrowedFd<'_>) -> (RawText, u64) {
     let mut text = vec![0; MAX_PATH_BYTES];
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -194,7 +194,7 @@ fn workspace_of(home: BorrowedFd<'_>) -> (RawText, u64) {
     (RawText::from(text), fstat(&file).map(ms).unwrap_or(0))
 }
 
-/// What each directory in `directory` takes on the disk.
+/// Returns the allocated bytes of each directory in `directory`.
 fn sizes(directory: BorrowedFd<'_>) -> Vec<(String, u64)> {
     let found = entries(directory).unwrap_or_default();
     let directories = found.into_iter().filter(|(_, kind)| matches!(kind, FileType::Directory | FileType::Unknown));

@@ -1,8 +1,7 @@
-//! Attempts that are in another process than their engine, on this machine: see
-//! [`stockade_engine::remote`] for what is said. Rules, questions and the record stay
-//! with the engine.
+//! Attempts in another process than their engine, on the same machine: see
+//! [`stockade_engine::remote`] for the messages. Rules, questions and the audit log stay with the engine.
 //!
-//! It must not know what the other process is for: a front of a session, the keeper
+//! This module must not know the purpose of the other process: a front of a session, or the keeper
 //! of a sandbox.
 
 mod wire;
@@ -15,15 +14,15 @@ use stockade_engine::{Attempt, Events, StartError};
 
 pub(crate) use wire::{Line, ORDER, from_file, own_umask, to_file};
 
-/// Makes an attempt and obeys until its engine has nothing more to say, or is gone:
-/// the attempt ends with that.
+/// Prepares an attempt and obeys its engine, until that closes the connection or is gone. The
+/// attempt ends then.
 pub(crate) fn serve(
     line: Line,
     prepare: impl FnOnce(Events) -> Result<Box<dyn Attempt>, StartError>,
 ) -> io::Result<()> {
     let line = Arc::new(line);
     let tells = Arc::clone(&line);
-    // An engine that does not hear is gone, or soon broken off.
+    // An engine that does not receive is gone, or its connection will soon break.
     let events = Events::new(move |event| drop(tells.send(&Told::Event(Box::new(event)))));
     let done = match prepare(events) {
         Ok(attempt) => {
@@ -32,7 +31,7 @@ pub(crate) fn serve(
         }
         Err(error) => line.send(&Told::Prepared(Err(error))),
     };
-    // What a command left behind may still have something to tell with.
+    // The events of background processes may still hold a reference to the connection.
     line.hang_up();
     done
 }

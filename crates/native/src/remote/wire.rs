@@ -1,6 +1,6 @@
-//! How messages between an engine and the process that has its attempt get there.
-//! What is said first comes as a file in memory, with the descriptors that it needs;
-//! all else over one connection: each message JSON, bounded.
+//! Transport between an engine and the process of its attempt. The first message is a file in
+//! memory, passed with the descriptors that it needs. All further messages use one connection; each
+//! is JSON, of limited length.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,20 +14,19 @@ use serde::de::DeserializeOwned;
 use stockade_engine::remote::{self, Said, Told};
 use stockade_sys::framed;
 
-/// With the descriptors of what is to be done.
+/// First byte of an order, sent with its descriptors.
 pub(crate) const ORDER: u8 = b'o';
-/// The longest order, and the longest message, in bytes: two outputs of 16 MiB with
-/// every byte escaped are shorter.
+/// Longest order and longest message, in bytes: two outputs of 16 MiB with every byte escaped are shorter.
 const MESSAGE_BYTES: usize = 256 << 20;
 
-/// What is said with descriptors, as a file in memory to go beside them.
+/// Writes a message to a file in memory, to be passed with descriptors.
 pub(crate) fn to_file(what: &impl Serialize) -> io::Result<OwnedFd> {
     let mut file = File::from(memfd_create("stockade-order", MemfdFlags::CLOEXEC)?);
     file.write_all(&serde_json::to_vec(what)?)?;
     Ok(file.into())
 }
 
-/// What such a file says.
+/// Reads a message from such a file.
 pub(crate) fn from_file<T: DeserializeOwned>(file: OwnedFd) -> io::Result<T> {
     let file = File::from(file);
     let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
@@ -39,7 +38,7 @@ pub(crate) fn from_file<T: DeserializeOwned>(file: OwnedFd) -> io::Result<T> {
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// One end of the connection.
+/// End of a connection.
 #[derive(Debug)]
 pub(crate) struct Line(framed::Line);
 
@@ -52,12 +51,12 @@ impl Line {
         self.0.send(&serde_json::to_vec(message)?)
     }
 
-    /// The next message; none where the other side has gone.
+    /// Receives the next message; `None` if the other side has closed the connection.
     pub(crate) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
         Ok(self.0.receive(MESSAGE_BYTES)?.map(|message| serde_json::from_slice(&message)).transpose()?)
     }
 
-    /// The connection itself, to wait at.
+    /// Returns the connection, to wait for it.
     pub(crate) fn stream(&self) -> &UnixStream {
         self.0.stream()
     }
@@ -81,8 +80,8 @@ impl remote::Line for Line {
     }
 }
 
-/// The file mode creation mask of this process, which may have threads: read without
-/// being set.
+/// Returns the file mode creation mask of this process. Reads it from `/proc` instead of setting
+/// it, because the process may have threads.
 pub(crate) fn own_umask() -> io::Result<u32> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));

@@ -1,5 +1,5 @@
-//! One command in a sandbox: an attempt as any other, within walls that stand. It has
-//! a filter and a listener, a broker, a way out and powers of its own.
+//! A command in an existing sandbox: an attempt like any other. The command has a seccomp filter
+//! and listener, a broker, an egress proxy and powers of its own.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -24,7 +24,7 @@ use crate::streams::Streams;
 use crate::undoing;
 use crate::way_out::{self, Published};
 
-/// Runs commands in one sandbox.
+/// Backend for commands in one sandbox.
 pub(super) struct CommandBackend {
     sandbox: Arc<Kept>,
 }
@@ -44,7 +44,7 @@ impl CommandBackend {
         }
     }
 
-    /// What it is given besides its plan.
+    /// Returns the launch options besides the plan.
     fn outfit(plan: &Plan, edge: &Edge, io: Io, umask: Option<u32>) -> Result<Outfit, StartError> {
         if edge.bundle_pem().is_some() || edge.placeholders().next().is_some() {
             let what = "in a sandbox that lasts no request is read and no secret put in".to_owned();
@@ -77,20 +77,19 @@ impl Backend for CommandBackend {
     }
 }
 
-/// Whether a command of a native sandbox can be given a power that it was not made
-/// with.
+/// Returns whether a command of a native sandbox can get a power that the sandbox was not made with.
 pub(super) fn honours(grant: &Grant, level: Level) -> bool {
     let holds = |path: &Path| [Tree::Workspace, Tree::Home].iter().any(|tree| path.starts_with(inside(*tree)));
     match grant {
         Grant::Write(path) | Grant::Socket(path) => level == Level::Full && holds(path.as_path()),
         Grant::Effect(_) => true,
         Grant::Connect(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Listen(_) => level == Level::Full,
-        // Its walls and its limits are those that it was made with; it has no agent.
+        // Isolation and limits are fixed when the sandbox is made, and it has no ssh agent.
         Grant::Read(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Limit(..) => false,
     }
 }
 
-/// What a command has of whoever runs it; of this process where nothing is said.
+/// Attributes that a command inherits from its caller; the default is those of this process.
 #[derive(Default)]
 pub(super) struct Caller {
     /// Standard input, output and error.
@@ -100,8 +99,8 @@ pub(super) struct Caller {
 }
 
 impl CommandBackend {
-    /// As [`Backend::prepare`]. Its limits are those of the sandbox: nobody is asked to raise
-    /// them.
+    /// As [`Backend::prepare`]. The command's limits are those of the sandbox, so no question
+    /// raises them.
     pub(super) fn begin(
         &self,
         plan: &Plan,

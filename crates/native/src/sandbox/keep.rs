@@ -1,5 +1,5 @@
-//! What there is of a sandbox as long as it lasts, and the thread that watches over
-//! it: its end, and the limits of all commands together.
+//! State of a sandbox in the process that keeps it, and its monitor thread. The thread watches for
+//! the sandbox's end and enforces the limits of all commands together.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -24,14 +24,13 @@ use crate::launch::{Grounds, LaunchError, Launching, Outfit, Standing, Stdio};
 use crate::limits::{Beside, Group, Guard, Known, Watch};
 use crate::way_out::{CommonNetwork, resolver_settings};
 
-/// How long a sandbox may take to end.
+/// Time-out for the end of a sandbox.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
-/// How soon a sandbox without a command is looked at again: whoever begins one does
-/// not wake the watch.
+/// Longest interval between two checks of a sandbox without a command, because the start of a
+/// command does not wake the monitor.
 const IDLE_LOOK: Duration = Duration::from_secs(1);
 
-/// The commands that are to hear of a breach, as long as anything of them is there,
-/// each with the process whose child it is.
+/// Commands that are notified of a breach as long as they live, each with its parent process.
 type Commands = Vec<(Weak<dyn Fn(&Denial) + Send + Sync>, Option<Known>)>;
 
 /// A sandbox that is kept by this process.
@@ -39,7 +38,7 @@ pub(super) struct Kept {
     id: SandboxId,
     workspace: PathBuf,
     home: PathBuf,
-    /// What is hidden in it, as it is called inside.
+    /// Hidden paths, as they are named inside.
     hidden: Vec<RawText>,
     background: Background,
     made: Instant,
@@ -48,17 +47,16 @@ pub(super) struct Kept {
     bound: Bound,
     events: SandboxEvents,
     resolver: Option<Arc<dyn Resolve>>,
-    /// What is there as long as it stands.
+    /// Present as long as the sandbox exists.
     standing: Arc<Mutex<Option<Stands>>>,
-    /// Held for reading while a command is begun; what it holds says whether all
-    /// are stopped.
+    /// True while all commands are frozen. Locked for reading while a command starts.
     paused: RwLock<bool>,
     commands: Arc<Mutex<Commands>>,
-    /// Hung up when the watch has ended.
+    /// Disconnected when the monitor has ended.
     watched: Mutex<Receiver<()>>,
 }
 
-/// The walls, and the group of all that is within.
+/// The isolation of the sandbox, and the control group of all its processes.
 struct Stands {
     walls: Standing,
     group: Option<Arc<Group>>,
@@ -71,13 +69,13 @@ impl std::fmt::Debug for Kept {
 }
 
 impl Kept {
-    /// Makes it.
+    /// Builds the sandbox and starts its monitor.
     pub(super) fn make(
         plan: &SandboxPlan,
         events: SandboxEvents,
         resolver: Option<Arc<dyn Resolve>>,
     ) -> Result<Self, StartError> {
-        // Each holds more than a dozen, and there may be a thousand.
+        // Each sandbox has more than a dozen descriptors, and there may be a thousand sandboxes.
         descriptors::raise();
         let system = match &plan.system {
             Some(System::Tree(tree)) => Some(tree.as_path()),
@@ -132,7 +130,7 @@ impl Kept {
         &self.enforced
     }
 
-    /// What is hidden from every command in it, whatever its own plan hides.
+    /// Returns the paths that are hidden from every command, besides those of its own plan.
     pub(super) fn hidden(&self) -> &[RawText] {
         &self.hidden
     }
@@ -141,7 +139,7 @@ impl Kept {
         &self.network
     }
 
-    /// Where its commands have bound sockets.
+    /// Returns the table of sockets that its commands have bound.
     pub(super) fn bound(&self) -> Bound {
         self.bound.clone()
     }
@@ -158,7 +156,7 @@ impl Kept {
         self.background
     }
 
-    /// Where the host has a tree, behind what it is inside.
+    /// Returns a tree's path inside and its path on the host.
     pub(super) fn tree(&self, which: Tree) -> (&'static str, &Path) {
         let path = match which {
             Tree::Workspace => &self.workspace,
@@ -167,12 +165,12 @@ impl Kept {
         (inside(which), path)
     }
 
-    /// The group of all commands, where there is one.
+    /// Returns the control group of all commands, if there is one.
     pub(super) fn group(&self) -> Option<Arc<Group>> {
         lock(&self.standing).as_ref().and_then(|stands| stands.group.clone())
     }
 
-    /// As long as this is held it is not paused.
+    /// Prevents a pause as long as the returned guard is held. Fails if the sandbox is paused.
     pub(super) fn going(&self) -> Result<RwLockReadGuard<'_, bool>, StartError> {
         let paused = self.paused.read().unwrap_or_else(PoisonError::into_inner);
         if *paused {
@@ -182,15 +180,15 @@ impl Kept {
         Ok(paused)
     }
 
-    /// Starts making a command in it.
+    /// Starts the launch of a command in the sandbox.
     pub(super) fn enter(&self, plan: &Plan, outfit: &Outfit, stdio: Stdio<'_>) -> Result<Launching, StartError> {
         let standing = lock(&self.standing);
         let stands = standing.as_ref().ok_or_else(|| self.gone())?;
         stands.walls.enter(plan, outfit, stdio).map_err(unlaunched)
     }
 
-    /// Lets `told` hear of limits that all commands together go beyond, as long as
-    /// it lives, and counts the children of `parent` among them.
+    /// Notifies `told` of limits that all commands together exceed, as long as `told` lives, and
+    /// counts the children of `parent` among them.
     pub(super) fn register(&self, told: &OnBreach, parent: u32) {
         let mut commands = lock(&self.commands);
         commands.retain(|(command, _)| command.strong_count() > 0);
@@ -219,14 +217,12 @@ impl Kept {
         Ok(usage)
     }
 
-    /// Ends it and waits for that.
+    /// Ends the sandbox and waits for that.
     pub(super) fn end(&self) -> Result<(), SandboxError> {
-        // The walls' end is that of every process; the group goes with the last who
-        // watches it.
+        // All processes end with the isolation. The group is removed when its last watcher is dropped.
         let stands = lock(&self.standing).take();
         let is_paused = *self.paused.read().unwrap_or_else(PoisonError::into_inner);
-        // A process that stands still ends only when it goes on, and it is not to do
-        // anything else.
+        // A frozen process ends only once it is thawed, and it must not run any further then.
         if let Some(group) = stands.as_ref().and_then(|stands| stands.group.as_ref()).filter(|_| is_paused) {
             group.kill_within();
         }
@@ -251,7 +247,7 @@ impl Kept {
     }
 }
 
-/// Whose children the commands are.
+/// Returns a function that lists the parent processes of the commands.
 fn parents_of(commands: &Arc<Mutex<Commands>>) -> Beside {
     let commands = Arc::clone(commands);
     Box::new(move || lock(&commands).iter().filter_map(|(_, parent)| *parent).collect())
@@ -270,7 +266,7 @@ fn processes_layer(group: bool) -> LayerReport {
     LayerReport { state: LayerState::Partial, detail: detail.to_owned() }
 }
 
-/// Files of the host's system that say who uses it: inside there is one user.
+/// Returns files that replace the host's and name its users: inside there is one user.
 fn own_files() -> Vec<(PathBuf, Vec<u8>)> {
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let home = inside(Tree::Home);
@@ -285,7 +281,7 @@ fn own_files() -> Vec<(PathBuf, Vec<u8>)> {
     there.map(|(path, text)| (PathBuf::from(path), text.into_bytes())).chain(resolver_settings()).collect()
 }
 
-/// Watches over a sandbox on a thread of its own.
+/// Monitor of a sandbox, on a thread of its own.
 struct Keeper {
     end: OwnedFd,
     watch: Watch,
@@ -311,25 +307,25 @@ impl Keeper {
                 self.watch.rearm();
             }
         }
-        // Whoever ended it has taken the walls.
+        // The requested end of a sandbox has taken the value out before.
         if lock(&self.standing).take().is_some() {
             self.events.tell(SandboxEvent::Lost("its init was killed from outside".to_owned()));
         }
     }
 
-    /// Sleeps until there is something to look at. The init says nothing: what comes
-    /// from there is its end.
+    /// Waits until a check is due. Returns true if the init has exited: it sends nothing, so its
+    /// descriptor is readable only then.
     fn has_ended(&self) -> bool {
         let is_idle = lock(&self.commands).iter().all(|(command, _)| command.strong_count() == 0);
         let next = if is_idle { IDLE_LOOK } else { self.watch.next_look().unwrap_or(IDLE_LOOK) };
         let at_most = next.min(IDLE_LOOK);
         let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
         let mut waited = [PollFd::from_borrowed_fd(self.end.as_fd(), PollFlags::IN)];
-        // A signal or a failure only makes the next look come sooner.
+        // A signal or an error only makes the next check come sooner.
         matches!(poll(&mut waited, Some(&at_most)), Ok(1))
     }
 
-    /// Every command is to end: nobody knows which of them it was.
+    /// Ends every command, because the command that exceeded the limit is unknown.
     fn tell(&self, breach: Denial) {
         let commands: Vec<OnBreach> =
             lock(&self.commands).iter().filter_map(|(command, _)| command.upgrade()).collect();

@@ -1,9 +1,9 @@
-//! Sandboxes that last, made by this machine's own kernel: walls that stand, one
-//! control group, one network, and two directories of the host.
+//! Persistent sandboxes of the native backend: namespaces that stay, one control group, one
+//! network, and two directories of the host.
 //!
-//! A process keeps each: it holds the way to the init, so that its end is the
-//! sandbox's. That is whoever makes it, or a process of its own ([`apart`]). It must
-//! not know rules, questions, the log or the store.
+//! One process keeps each sandbox: it holds the connection to the init, so that the sandbox ends
+//! with it. The keeping process is the creator, or a process for this purpose ([`apart`]). This
+//! module must not know rules, questions, the log or the store.
 
 mod apart;
 mod command;
@@ -28,10 +28,10 @@ use self::command::CommandBackend;
 use self::keep::Kept;
 use crate::limits::can_have_group;
 
-/// The kind's name.
+/// Name of the backend.
 const NATIVE: &str = "native";
 
-/// Makes them.
+/// Creates persistent sandboxes of this backend.
 #[derive(Default)]
 pub struct NativeSandboxes {
     resolver: Option<Arc<dyn Resolve>>,
@@ -45,19 +45,17 @@ impl std::fmt::Debug for NativeSandboxes {
 }
 
 impl NativeSandboxes {
-    /// Those whose doors look the names of hosts up with this, in place of the
-    /// host's own resolver.
+    /// Sets the resolver of host names for the sandboxes' egress proxies, in place of the host's resolver.
     #[must_use]
     pub fn resolving(self, resolver: Arc<dyn Resolve>) -> Self {
         Self { resolver: Some(resolver), ..self }
     }
 
-    /// Those that are each kept by a process of its own, so that they go on without
-    /// whoever made them. It is this program, with these arguments; it has to call
-    /// [`keep_sandbox`]. What stands there is seen inside: the first process of a
-    /// sandbox is a copy of it. `root` has a private directory for each sandbox, by
-    /// its id: there its keeper is found. Names of hosts are looked up as the host
-    /// does it.
+    /// Keeps each sandbox in a process of its own, so that it survives its creator. The process
+    /// runs `program` with `arguments`, and must call [`keep_sandbox`]. Program and arguments are
+    /// visible inside, because the first process of a sandbox is a copy of the keeper. `root` has a
+    /// private directory for each sandbox, named by its id, in which the keeper is found. Host
+    /// names are resolved by the host's resolver.
     #[must_use]
     pub fn kept_by(self, program: PathBuf, arguments: Vec<OsString>, root: PathBuf) -> Self {
         Self { apart: Some(Apart { program, arguments, root }), ..self }
@@ -95,8 +93,7 @@ impl Sandboxes for NativeSandboxes {
         Ok(Box::new(NativeSandbox { id: plan.id.clone(), kept: Arc::new(kept) }))
     }
 
-    /// Without a process of its own there is never one: its processes ended with
-    /// whoever made it.
+    /// Without keeper processes there is never one to adopt: its processes ended with its creator.
     fn adopt(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
         match &self.apart {
             Some(apart) => Ok(Box::new(apart.find(plan, events)?)),
@@ -104,8 +101,8 @@ impl Sandboxes for NativeSandboxes {
         }
     }
 
-    /// Without a process of its own the kernel has done it all; an empty control
-    /// group is taken away by the next that is made.
+    /// Without keeper processes the kernel has cleaned up; an empty control group is removed when
+    /// the next is made.
     fn clear(&self, id: &SandboxId) -> Result<(), SandboxError> {
         self.apart.as_ref().map_or(Ok(()), |apart| apart.clear(id))
     }
@@ -144,7 +141,7 @@ fn demand_possible(plan: &SandboxPlan) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// One of them.
+/// A sandbox that this process keeps.
 #[derive(Debug)]
 struct NativeSandbox {
     id: SandboxId,
@@ -198,7 +195,7 @@ impl Drop for NativeSandbox {
     }
 }
 
-/// Opens what is `inside` where the host has it.
+/// Opens the tree that is at `inside`, on the host.
 fn open_tree(inside: &str, path: &Path) -> Result<OwnedFd, SandboxError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty())
@@ -209,7 +206,7 @@ fn failed(what: String) -> SandboxError {
     SandboxError::Failed(StartError { what, hint: None })
 }
 
-/// The path inside of a tree.
+/// Returns the path of a tree inside.
 fn inside(which: Tree) -> &'static str {
     match which {
         Tree::Workspace => INSIDE_WORKSPACE,

@@ -1,5 +1,5 @@
-//! The process of one command of a session: it begins a sandbox, waits for an order,
-//! carries it out as the native backend, and ends.
+//! The process of one command of a session (the "front"): it starts a sandbox, waits for an order,
+//! carries it out as the native backend, and exits.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,9 +16,9 @@ use crate::backend::NativeBackend;
 use crate::launch::Nursery;
 use crate::remote::{self, Line, ORDER, from_file};
 
-/// The whole life of a front, whose helper is this process. Gives its exit code.
+/// Runs a front, a child of `helper`, until its exit. Returns its exit code.
 pub(super) fn serve(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> i32 {
-    // Whoever would be told is the other end of the line.
+    // The other end of the connection sees the exit, so the error needs no report.
     i32::from(wait_and_run(orders, helper, stages).is_err())
 }
 
@@ -27,10 +27,10 @@ fn wait_and_run(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> io::R
     if getppid() != Some(helper) {
         return Ok(());
     }
-    // Where there is none, the start from the beginning says why.
+    // Without a prewarmed init the normal start reports the error.
     let nursery = Nursery::start().ok();
     let mut word = [0];
-    // Without a limit: the helper's end is this process's.
+    // No time-out: this process is killed when the helper exits.
     let received = passing::receive(orders.as_fd(), &mut word, true)?;
     if received.length == 0 {
         return Ok(());
@@ -44,8 +44,8 @@ fn wait_and_run(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> io::R
     remote::serve(line, |events| backend.prepare(&order.plan, &order.io, order.hold, events))
 }
 
-/// What is to be done, and where it is told of, with the command's streams in the
-/// place of this process's.
+/// Takes over the command's streams as standard streams. Returns the order and the connection for
+/// its events.
 fn take_over(word: [u8; 1], received: Received) -> io::Result<(Order, Line)> {
     let [Some(order), Some(stdin), Some(stdout), Some(stderr), Some(stream), ..] = received.descriptors else {
         return Err(io::ErrorKind::InvalidData.into());

@@ -1,5 +1,5 @@
-//! The helper of a session: a process with one thread that runs nothing itself. It
-//! forks fronts, so that a start costs the program none, and ends with the program.
+//! The helper of a session: a process with one thread that runs no command itself. The helper forks
+//! fronts, so that the program need not fork at a start, and exits with the program.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -19,25 +19,25 @@ use stockade_sys::signals::block;
 
 use super::front;
 
-/// To the helper: its front was taken.
+/// Message to the helper: the front was taken.
 pub(super) const TAKEN: u8 = b't';
-/// From the helper: a front.
+/// Message from the helper, with a front.
 const FRONT: u8 = b'f';
-/// Commands that run at once; who asks for more waits.
+/// Most commands that run at the same time; a further start waits.
 const RUNNING_MAX: usize = 256;
-/// How long after a front was taken the next is forked, unless that command is over:
-/// what a sandbox takes to be begun is not taken from the start of another.
+/// Delay between taking a front and the next fork, unless the command ends earlier. So the
+/// preparation of a sandbox does not take processor time from the start of another.
 const AFTER_START: Duration = Duration::from_millis(20);
-/// The same after a fork that failed.
+/// The same after a failed fork.
 const AFTER_LOSS: Duration = Duration::from_millis(100);
-/// How long a look around may wait.
+/// Longest wait of the loop.
 const LOOK_AROUND: Duration = Duration::from_secs(60);
-/// How long fronts may take to end once they are killed.
+/// Time-out for the exit of killed fronts.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// Signals that are the program's, not the copies'.
+/// Signals for the program, which its copies block.
 const PROGRAMS: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
-/// The whole life of the helper. Gives its exit code.
+/// Runs the helper until its exit. Returns its exit code.
 pub(super) fn serve(control: &OwnedFd, stages: Option<PathBuf>) -> i32 {
     let begun = leave_program(control).map(|()| Helper {
         control,
@@ -53,12 +53,12 @@ pub(super) fn serve(control: &OwnedFd, stages: Option<PathBuf>) -> i32 {
             helper.end();
             0
         }
-        // The program sees its end.
+        // The program sees the exit.
         Err(_) => 1,
     }
 }
 
-/// Keeps nothing of the program's: no stream, no descriptor, no signal.
+/// Detaches from the program: its streams, its descriptors, its signals.
 fn leave_program(control: &OwnedFd) -> io::Result<()> {
     block(&PROGRAMS.map(Signal::as_raw))?;
     let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
@@ -74,15 +74,15 @@ struct Helper<'a> {
     stages: Option<PathBuf>,
     /// Fronts that were taken.
     running: Vec<OwnedFd>,
-    /// The one that waits.
+    /// The front that waits for an order.
     waiting: Option<OwnedFd>,
-    /// Whether one was handed over that was not taken yet, alive or not.
+    /// True if a front was sent to the program and not taken yet, alive or not.
     is_offered: bool,
     next_at: Instant,
 }
 
 impl Helper<'_> {
-    /// Until the program is gone.
+    /// Serves until the program is gone.
     fn watch(&mut self) {
         loop {
             if self.wants_front() && Instant::now() >= self.next_at {
@@ -117,12 +117,12 @@ impl Helper<'_> {
         let (orders, ours) = passing::pair()?;
         let helper = getpid();
         let Side::Parent(pid) = fork()? else { exit_now(self.become_front(&orders, ours, helper)) };
-        // Reaped by nobody else: the number is still its.
+        // No other code reaps it, so the number is not reused.
         self.waiting = Some(pidfd_open(pid, PidfdFlags::empty())?);
         Ok(passing::send(self.control.as_fd(), &[FRONT], &[ours.as_fd()])?)
     }
 
-    /// In the child: nothing of the helper's stays open.
+    /// Runs in the child: closes all of the helper's descriptors.
     fn become_front(&mut self, orders: &OwnedFd, ours: OwnedFd, helper: Pid) -> i32 {
         drop(ours);
         (self.running, self.waiting) = (Vec::new(), None);
@@ -150,7 +150,7 @@ impl Helper<'_> {
         self.waiting.take_if(|front| !is_alive(front));
     }
 
-    /// Ends what is left, each with its sandbox. The one that waits does so by itself.
+    /// Kills the remaining fronts, and so their sandboxes. The waiting front exits by itself.
     fn end(&mut self) {
         for front in &self.running {
             let _ = pidfd_send_signal(front, Signal::KILL);
@@ -163,10 +163,10 @@ impl Helper<'_> {
     }
 }
 
-/// Until one of them is readable, or so long.
+/// Waits until a descriptor is readable, at most `at_most`.
 fn wait_for<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>, at_most: Duration) {
     let mut waited: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
     let at_most = Timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
-    // A failure only makes the next look come sooner.
+    // An error only makes the next check come sooner.
     let _ = poll(&mut waited, Some(&at_most));
 }

@@ -1,15 +1,14 @@
-//! A backend whose sandboxes are begun ahead: a session in which a program runs
-//! many commands, each with a view of processes and a private place of its own.
+//! A backend that prepares sandboxes in advance: a session in which a program runs many commands,
+//! each with a PID namespace and private directories of its own.
 //!
-//! Three kinds of processes: the program; its **helper**, forked while the program
-//! has one thread, which runs nothing but keeps one front ahead; the **fronts**, each
-//! of which begins one sandbox, waits for one plan, and ends with it. So nothing of a
-//! command is there for the next: there is nothing that would have to be reset. The
-//! helper ends with the program, a front with the helper, a sandbox with its front,
-//! however they end.
+//! There are three kinds of processes. The first is the program. The second is its **helper**,
+//! forked while the program has one thread, which runs no command and keeps one front in advance.
+//! The third are the **fronts**: each starts one sandbox, waits for one plan, and exits with it. So
+//! no state of a command remains for the next, and nothing must be reset. The helper exits with the
+//! program, a front with the helper, and a sandbox with its front, for any reason of their end.
 //!
-//! Rules, questions and the record stay in the program: to its engine the session is
-//! a backend like any other, whose attempts are elsewhere ([`crate::remote`]).
+//! Rules, questions and the audit log stay in the program. For its engine the session is a backend
+//! like any other, with its attempts in other processes ([`crate::remote`]).
 
 mod front;
 mod helper;
@@ -35,29 +34,27 @@ use stockade_sys::session::{Side, fork_into_session};
 use crate::backend::NativeBackend;
 use crate::remote::{Line, ORDER, own_umask, to_file};
 
-/// How long a start waits for a front: one more is begun at once, unless too many run.
+/// Time-out for a start that waits for a front: the helper forks one at once, unless too many run.
 const FRONT_WITHIN: Duration = Duration::from_secs(30);
-/// Fronts that may be gone when they are asked, one after the other.
+/// Most fronts in sequence that may be gone when an order is sent.
 const LOST_MAX: usize = 4;
-/// How long the helper may take to end with the session.
+/// Time-out for the helper's exit at the end of the session.
 const HELPER_ENDS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Many sandboxes, one after the other or side by side, each begun before it is asked
-/// for. It is a [`Backend`]: give it to an [`Engine`](stockade_engine::Engine) in the
-/// place of a [`NativeBackend`], whose powers and reports it has.
+/// Many sandboxes, in sequence or at the same time, each prepared before it is requested. A session
+/// is a [`Backend`]: give it to an [`Engine`](stockade_engine::Engine) in place of a
+/// [`NativeBackend`]. The session has the same powers and reports.
 ///
-/// Start it first thing in `main`: the process must have one thread then, as the
-/// copies that run the sandboxes could wait forever for a lock that another thread
-/// held. They are copies of the program as it is at that moment, so the earlier, the
-/// smaller; they run no code of the program's. The environment in which secrets of the
-/// door are looked up is that of this moment as well.
+/// Start it first in `main`. The process must have one thread then, because the copies that run the
+/// sandboxes could wait forever for a lock of another thread. The copies have the program's memory
+/// of that moment, so an early start makes them small. They run no code of the program's. Secrets
+/// of the egress proxy are also looked up in the environment of that moment.
 ///
-/// For sandboxes that are not only begun but nearly built ahead, the program names
-/// [`Allocator`](crate::Allocator) as its global allocator; without, a start builds
-/// the sandbox from a process that is small and waits.
+/// To have sandboxes nearly built in advance, and not only started, set
+/// [`Allocator`](crate::Allocator) as the global allocator of the program. Without it, a start
+/// builds the sandbox from a small process that waits.
 ///
-/// Dropping it ends whatever still runs in it. So does the end of the program, by
-/// whatever means.
+/// Dropping the session ends all commands in it. So does the end of the program, for any reason.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -78,36 +75,35 @@ const HELPER_ENDS_WITHIN: Duration = Duration::from_secs(10);
 /// ```
 #[derive(Debug)]
 pub struct Session {
-    /// Where fronts come from; nothing once it is over.
+    /// Connection that delivers fronts; `None` once the session is over.
     control: Mutex<Option<OwnedFd>>,
     helper: OwnedFd,
 }
 
-/// Why there is no session.
+/// The session cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The program cannot be copied, most likely because it has other threads.
     #[error("cannot begin a session: {0}\nhint: begin it first thing in main, before any thread or runtime")]
     Fork(io::Error),
-    /// Out of descriptors.
+    /// No descriptors are left.
     #[error("cannot begin a session: {0}")]
     System(#[from] io::Error),
 }
 
 impl Session {
-    /// Begins a session that stages nothing.
+    /// Starts a session that stages nothing.
     ///
     /// # Errors
-    /// Where the process has other threads, or is at a limit.
+    /// [`SessionError`] if the process has other threads, or is at a limit.
     pub fn start() -> Result<Self, SessionError> {
         Self::start_with(None)
     }
 
-    /// Begins a session that keeps stages in this directory, see
-    /// [`NativeBackend::staging`].
+    /// Starts a session that keeps stages in this directory, see [`NativeBackend::staging`].
     ///
     /// # Errors
-    /// As [`start`](Self::start).
+    /// [`SessionError`] as for [`start`](Self::start).
     pub fn start_staging(stages: PathBuf) -> Result<Self, SessionError> {
         Self::start_with(Some(stages))
     }
@@ -124,9 +120,9 @@ impl Session {
         }
     }
 
-    /// The next front: where it is to be told what to do.
+    /// Returns the next front: the connection for its order.
     fn front(&self) -> Result<OwnedFd, StartError> {
-        // One at a time: each takes one and asks for another.
+        // A single thread at a time: each takes one front and requests another.
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         let control = control.as_ref().ok_or_else(|| unready(&"it is over"))?;
         let deadline = Instant::now() + FRONT_WITHIN;
@@ -135,12 +131,12 @@ impl Session {
         }
         let received = passing::receive(control.as_fd(), &mut [0; 1], false).map_err(|e| unready(&e))?;
         let [Some(front), ..] = received.descriptors else { return Err(unready(&"its helper has ended")) };
-        // A helper that is gone is noticed by the next.
+        // If the helper is gone, the next call reports that.
         let _ = passing::send(control.as_fd(), &[helper::TAKEN], &[]);
         Ok(front)
     }
 
-    /// Tells a front what to do: the line to it.
+    /// Sends an order to a front. Returns the connection to it.
     fn place(&self, order: &Order) -> Result<Line, StartError> {
         let order = to_file(order).map_err(|e| unready(&e))?;
         for _ in 0..LOST_MAX {
@@ -177,12 +173,12 @@ impl Backend for Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // With it goes the way to the front that waits, which so ends by itself.
+        // This closes the connection to the waiting front, which then exits by itself.
         drop(self.control.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         if !matches!(readable_before(&[self.helper.as_fd()], Instant::now() + HELPER_ENDS_WITHIN), Ok(true)) {
             let _ = pidfd_send_signal(&self.helper, Signal::KILL);
         }
-        // Somebody else may have reaped it.
+        // Another part of the program may have reaped it.
         let _ = wait_pidfd(self.helper.as_fd());
     }
 }

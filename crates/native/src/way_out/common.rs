@@ -1,9 +1,9 @@
-//! The network that all commands of a sandbox have in common. Each has a way out of
-//! its own, with its own powers and its own record; they share the addresses that
-//! names were given, so that a name means the same to all of them, and whichever of
-//! their doors is asked for a name answers for all.
+//! Network namespace that all commands of a sandbox share. Each command has an egress proxy with
+//! its own powers and its own audit log. The commands share the addresses that names were given, so
+//! that a name has the same address for all of them. Each of the proxies can therefore answer any
+//! DNS request.
 //!
-//! It must not know what a sandbox is besides.
+//! This module must not know any other part of a sandbox.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use super::places::Inside;
 use super::{LostDatagrams, Terms, WayOut};
 use crate::launch::NetworkEnds;
 
-/// See the module.
+/// Shared network namespace of a sandbox.
 pub(crate) struct CommonNetwork {
     names: Arc<Names>,
     namespace: Arc<dyn Namespace>,
     asked: OwnedFd,
-    /// Raw sockets that hear of datagrams which reached nobody.
+    /// Raw sockets that receive messages about datagrams without a receiver.
     heard: Vec<OwnedFd>,
 }
 
@@ -34,14 +34,14 @@ impl CommonNetwork {
         }
     }
 
-    /// A way out of it, for one command.
+    /// Returns an egress in this network, for one command.
     pub(crate) fn way(&self, terms: Terms) -> std::io::Result<WayOut> {
         let asked = self.asked.try_clone()?;
         Ok(WayOut::new(Arc::clone(&self.namespace), Some(asked), terms).naming(Arc::clone(&self.names)))
     }
 
-    /// Tells of datagrams that reached nobody. The kernel does not say whose they
-    /// were: one of the commands that run hears of each.
+    /// Returns a reporter of datagrams without a receiver. The kernel does not report the sender,
+    /// so any one of the running commands reports each datagram.
     pub(crate) fn lost(&self) -> std::io::Result<LostDatagrams> {
         let heard = self.heard.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>()?;
         Ok(LostDatagrams::new(heard, Arc::clone(&self.names)))

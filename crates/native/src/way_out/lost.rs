@@ -1,8 +1,8 @@
-//! Evidence of datagrams that reached nobody: the network of a run has nobody to
-//! take them but the run itself and its name server, and its kernel says so. Which
-//! process sent one, it does not say.
+//! Evidence of datagrams without a receiver. In the network namespace of a run only the run itself
+//! and its name server receive datagrams. The kernel reports other datagrams as unreachable (ICMP),
+//! but not the sending process.
 //!
-//! It must not know who is told.
+//! This module must not know the receiver of the reports.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,18 +13,18 @@ use rustix::net::{RecvFlags, recv};
 use stockade_egress::Names;
 use stockade_model::{Denial, Layer, Operation, RawText, Resolution};
 
-/// Distinct targets told of one attempt.
+/// Most distinct targets that are reported of one attempt.
 const TOLD_MAX: usize = 256;
-/// Messages taken at one look: who floods is not waited for.
+/// Most messages that one call reads of a socket, so that a flood does not block it.
 const TAKEN_MAX: usize = 512;
-/// Longest headers of IPv4 and ICMP, the same of the datagram, and its ports.
+/// Length of the longest headers of IPv4 and ICMP, the same of the datagram, and its ports.
 const MESSAGE_MAX: usize = 60 + 8 + 60 + 8;
 /// `IPPROTO_UDP`.
 const UDP: u8 = 17;
 
-/// Tells to whom datagrams were sent that reached nobody.
+/// Reports the targets of datagrams without a receiver.
 pub(crate) struct LostDatagrams {
-    /// Raw sockets that hear of nothing else, IPv4 first.
+    /// Raw sockets that receive only such messages, IPv4 first.
     heard: Vec<OwnedFd>,
     names: Arc<Names>,
     told: BTreeSet<SocketAddr>,
@@ -35,12 +35,12 @@ impl LostDatagrams {
         Self { heard, names, told: BTreeSet::new() }
     }
 
-    /// Readable where something was lost.
+    /// Returns descriptors that are readable when a datagram was lost.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.heard.iter().map(OwnedFd::as_fd)
     }
 
-    /// What was lost since the last call, each target once per attempt.
+    /// Returns refusals for the datagrams lost since the last call, each target once per attempt.
     pub(crate) fn take(&mut self) -> Vec<Denial> {
         let mut lost = Vec::new();
         for (socket, target) in self.heard.iter().zip([target_v4, target_v6]) {
@@ -78,7 +78,7 @@ impl LostDatagrams {
     }
 }
 
-/// Of an IPv4 packet with an ICMP message about a datagram.
+/// Returns the target in an IPv4 packet with an ICMP message about a datagram.
 fn target_v4(packet: &[u8]) -> Option<SocketAddr> {
     let about = packet.get(header_v4(packet)? + 8..)?;
     let ports = about.get(header_v4(about)?..)?;
@@ -87,12 +87,12 @@ fn target_v4(packet: &[u8]) -> Option<SocketAddr> {
     is_udp.then_some(SocketAddr::new(IpAddr::V4(Ipv4Addr::from(*ip)), port(ports)?))
 }
 
-/// Bytes of an IPv4 header.
+/// Returns the length of an IPv4 header.
 fn header_v4(packet: &[u8]) -> Option<usize> {
     Some(usize::from(packet.first()? & 0x0f) * 4)
 }
 
-/// Of an ICMPv6 message about a datagram; its own header is not shown.
+/// Returns the target in an ICMPv6 message about a datagram; the kernel omits the IPv6 header.
 fn target_v6(message: &[u8]) -> Option<SocketAddr> {
     let about = message.get(8..)?;
     let ip = about.get(24..40)?.first_chunk::<16>()?;
@@ -100,7 +100,7 @@ fn target_v6(message: &[u8]) -> Option<SocketAddr> {
     is_udp.then_some(SocketAddr::new(IpAddr::V6(Ipv6Addr::from(*ip)), port(about.get(40..)?)?))
 }
 
-/// The second of two ports.
+/// Returns the second of two ports.
 fn port(ports: &[u8]) -> Option<u16> {
     ports.get(2..4)?.first_chunk::<2>().map(|port| u16::from_be_bytes(*port))
 }

@@ -1,8 +1,8 @@
-//! The way out of a run: the names that were given to addresses, the sockets on
-//! which names are asked for, and the door. The door is started with the first
-//! thing that needs it: a run that never uses a network pays for none.
+//! The egress of a run: the addresses that names were given, the sockets for DNS requests, and the
+//! egress proxy (the "door"). The proxy starts at its first use, so that a run without network use
+//! has no cost.
 //!
-//! It must not know rules, questions, nor how a trapped call is answered.
+//! This module must not know rules, questions, or the handling of trapped calls.
 
 mod common;
 mod lost;
@@ -31,53 +31,54 @@ pub(crate) use outfit::{layer, outfit, resolver_settings};
 use places::{Inside, OnHost};
 pub(crate) use published::Published;
 
-/// Where the door's events go. It must not block.
+/// Receiver of the proxy's events, which must not block.
 pub(crate) type Sink = Arc<dyn Fn(DoorEvent) + Send + Sync>;
 
-/// What the door is to know of a run.
+/// Options of the egress proxy of a run.
 pub(crate) struct Terms {
-    /// Special addresses, limits, what is looked into.
+    /// Special addresses, limits, and the intercepted traffic.
     pub(crate) rules: Egress,
-    /// What was made ready for these rules.
+    /// TLS interception that was prepared for these rules.
     pub(crate) edge: Arc<Edge>,
-    /// Who decides on what is asked of the door itself.
+    /// Decides on requests to the proxy itself.
     pub(crate) judge: Arc<dyn Judge>,
-    /// Where its events go.
+    /// Receiver of its events.
     pub(crate) sink: Sink,
-    /// Looks names up.
+    /// Resolver of host names.
     pub(crate) resolver: Arc<dyn Resolve>,
-    /// Ports of the run that the host's loopback leads to.
+    /// Ports of the run that are published on the host's loopback.
     pub(crate) published: Published,
     /// See [`Setup::lead`].
     pub(crate) lead: Option<Arc<dyn Lead>>,
 }
 
 impl Terms {
-    /// Where another door leads outside, which tells of what passes.
+    /// Returns the options for a tunnel through another proxy, which reports the traffic.
     pub(crate) fn led_by(self, lead: Arc<dyn Lead>) -> Self {
         Self { lead: Some(lead), sink: Arc::new(|_| {}), ..self }
     }
 }
 
-/// The way out of one run.
+/// The egress of one run.
 pub(crate) struct WayOut {
     names: Arc<Names>,
     namespace: Arc<dyn Namespace>,
-    /// Where names are asked for by datagram, in a network of the run's own.
+    /// UDP socket for DNS requests, in a network namespace of the run's own.
     asked: Option<OwnedFd>,
     state: Mutex<State>,
 }
 
 enum State {
-    /// Nothing has needed it yet.
+    /// Not used yet.
     Shut(Box<Terms>),
     Open(Door),
-    /// The run is over, or the door could not be had.
+    /// The run has ended, or the proxy could not start.
     Over,
 }
 
 impl WayOut {
-    /// From a network of the run's own; tells besides what was lost in it.
+    /// Creates the egress for a network namespace of the run's own. Returns also the reporter of
+    /// lost datagrams.
     pub(crate) fn of_namespace(ends: NetworkEnds, terms: Terms) -> (Self, LostDatagrams) {
         let has_ipv6 = ends.has_ipv6();
         let namespace = Inside::new(ends.sockets, has_ipv6);
@@ -86,7 +87,7 @@ impl WayOut {
         (way, lost)
     }
 
-    /// From the host's network: the door listens on its loopback.
+    /// Creates the egress in the host's network: the proxy listens on the host's loopback.
     pub(crate) fn of_host(terms: Terms) -> Self {
         Self::new(Arc::new(OnHost), None, terms)
     }
@@ -95,45 +96,45 @@ impl WayOut {
         Self { names: Arc::default(), namespace, asked, state: Mutex::new(State::Shut(Box::new(terms))) }
     }
 
-    /// The same with names that others give addresses to as well.
+    /// The same, with a table of names that other commands share.
     fn naming(self, names: Arc<Names>) -> Self {
         Self { names, ..self }
     }
 
-    /// Whether a socket is of the network that the run has of its own; true where
-    /// it has none, and where the kernel does not tell (before 5.14).
+    /// Returns whether a socket is of the run's own network namespace. Returns true if the run has
+    /// none, or if the kernel does not report namespaces of sockets (before 5.14).
     pub(crate) fn is_own(&self, socket: BorrowedFd<'_>) -> bool {
         let own = self.asked().map(net::namespace_cookie);
         matches!(own, None | Some(Err(Errno::NOPROTOOPT))) || own == Some(net::namespace_cookie(socket))
     }
 
-    /// Readable when a name is asked for: then somebody must
-    /// [open](Self::open) the door.
+    /// Returns the socket for DNS requests. If it is readable, the caller must [open](Self::open)
+    /// the proxy.
     pub(crate) fn asked(&self) -> Option<BorrowedFd<'_>> {
         self.asked.as_ref().map(OwnedFd::as_fd)
     }
 
-    /// Whether a question for a name waits.
+    /// Returns whether a DNS request waits.
     pub(crate) fn is_asked(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         self.asked.as_ref().is_some_and(|asked| poll(&mut [PollFd::new(asked, PollFlags::IN)], Some(&now)) == Ok(1))
     }
 
-    /// What an address means that a program connects to.
+    /// Returns the destination of an address that a program dialled.
     pub(crate) fn destination(&self, dialled: SocketAddr) -> Destination {
         self.names.destination(dialled)
     }
 
-    /// Starts the door, if it is not open yet. Its threads have what the calling
-    /// one is confined to.
+    /// Starts the egress proxy, if it does not run yet. Its threads inherit the confinement of the
+    /// calling thread.
     ///
     /// # Errors
-    /// ENETDOWN where there is none, and will be none.
+    /// `ENETDOWN` if the proxy cannot run any more.
     pub(crate) fn open(&self) -> Result<(), Errno> {
         self.with_door(|_| ())
     }
 
-    /// Dials what was agreed to; see [`Door::connect`].
+    /// Dials a permitted target; see [`Door::connect`].
     ///
     /// # Errors
     /// As [`open`](Self::open); `done` is not called then.
@@ -145,7 +146,7 @@ impl WayOut {
         self.with_door(|door| door.connect(order, done))
     }
 
-    /// Connects to the door itself; see [`Door::connect_service`].
+    /// Connects to a service of the proxy itself; see [`Door::connect_service`].
     ///
     /// # Errors
     /// As [`open`](Self::open); `done` is not called then.
@@ -159,7 +160,7 @@ impl WayOut {
         self.with_door(|door| door.connect_service(service, dialled, who, done))
     }
 
-    /// Ends every connection and tells the last records.
+    /// Closes every connection and reports the last records.
     pub(crate) fn close(&self) {
         let state = std::mem::replace(&mut *self.lock(), State::Over);
         if let State::Open(door) = state {

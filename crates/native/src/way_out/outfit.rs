@@ -1,6 +1,6 @@
-//! What of the way out stands inside: variables that name the door's proxies, a
-//! resolver's settings, whom to trust where traffic is opened, and placeholders in
-//! the place of secrets. A courtesy to programs, no wall.
+//! Launch options for the egress proxy: variables that name its proxy ports, resolver settings,
+//! trusted authorities if TLS is intercepted, and placeholders for secrets. These help programs;
+//! they enforce nothing.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -11,18 +11,18 @@ use stockade_model::{Grant, LayerReport, LayerState, Level, Plan, RawText, Secre
 
 use crate::launch::{NamedFile, NamingVariable, Outfit};
 
-/// The file of authorities to trust in a run's own directory.
+/// File with the trusted authorities, in the run's own directory.
 const TRUST_FILE: &str = "stockade-trust.pem";
-/// The host's settings of its resolver.
+/// The host's resolver settings.
 const RESOLVER: &str = "/etc/resolv.conf";
-/// More of them is not read.
+/// Most bytes of the settings that are read.
 const RESOLVER_MAX_BYTES: usize = 64 * 1024;
-/// Variables by which programs find a proxy; each is known in both cases. None
-/// names the SOCKS proxy: some libraries fail where they cannot speak it.
+/// Variables by which programs find a proxy; each is set in upper and lower case. None names the
+/// SOCKS proxy, because some libraries fail if they do not support it.
 const PROXY_VARIABLES: [&str; 3] = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
-/// What is reached without a proxy, by level. In a network of the run's own every
-/// host: a connect that waits for a person is not timed by its program, and what a
-/// proxy lets wait is. There the proxy is for programs that know no other way.
+/// Returns the hosts that are reached without a proxy, by level. In a network namespace of the run
+/// these are all hosts. A program does not time out a connect that waits for an approver, but it
+/// times out a proxy's delay. There the proxy is for programs that know no other way.
 fn without_proxy(level: Level) -> &'static str {
     match level {
         Level::Full => "*",
@@ -30,13 +30,13 @@ fn without_proxy(level: Level) -> &'static str {
     }
 }
 
-/// What a run of `plan` is given for its way out.
+/// Returns the launch options of a run of `plan` for the egress proxy.
 pub(crate) fn outfit(plan: &Plan, edge: &Edge) -> Outfit {
     let mut outfit = Outfit { environment: proxies(plan), ..Outfit::default() };
     match plan.level {
         Level::Full => outfit.files.extend(resolver_settings()),
-        // Names are asked for over connections, which the broker sees, and as they
-        // stand: the host's search list is the door's to apply.
+        // DNS requests use TCP, which the broker sees. They contain the unchanged name, because the
+        // proxy applies the host's search list.
         Level::Restricted | Level::None => {
             for (name, value) in [("RES_OPTIONS", "use-vc ndots:1"), ("LOCALDOMAIN", "")] {
                 outfit.environment.insert(name.to_owned(), value.into());
@@ -59,7 +59,7 @@ pub(crate) fn outfit(plan: &Plan, edge: &Edge) -> Outfit {
     outfit
 }
 
-/// What is enforced of the way out.
+/// Returns the network's entry in the enforcement report.
 pub(crate) fn layer(plan: &Plan) -> LayerReport {
     let (way, apart) = match plan.level {
         Level::Full => ("through the door", "datagrams reach its name server alone"),
@@ -80,13 +80,13 @@ pub(crate) fn layer(plan: &Plan) -> LayerReport {
     LayerReport { state: LayerState::Enforced, detail }
 }
 
-/// The door's proxies, unless the plan says something of proxies itself.
+/// Returns variables that name the egress proxy, unless the plan sets a proxy itself.
 fn proxies(plan: &Plan) -> BTreeMap<String, RawText> {
     naming(plan, SocketAddr::from((DOOR_V4, HTTP_PROXY_PORT)))
 }
 
-/// The variables that name an HTTP proxy which is the only way out of a place, unless the
-/// plan says something of proxies itself.
+/// Returns the variables that name an HTTP proxy which is the only way out, unless the plan sets a
+/// proxy itself.
 pub fn proxy_variables(plan: &Plan, at: SocketAddr) -> BTreeMap<String, RawText> {
     naming(&Plan { level: Level::None, ..plan.clone() }, at)
 }
@@ -103,9 +103,9 @@ fn naming(plan: &Plan, at: SocketAddr) -> BTreeMap<String, RawText> {
     names.map(|name| (name, proxy.clone())).chain(exempt).collect()
 }
 
-/// Settings to put in the place of the host's where those hold more than
-/// servers: a search list would make other names of those that are asked for.
-/// Which server is asked is all the same.
+/// Returns settings that replace the host's, if those contain more than name servers: a search list
+/// would change the requested names. Any server address will do, because all requests reach the
+/// proxy's name server.
 pub(crate) fn resolver_settings() -> Option<(PathBuf, Vec<u8>)> {
     settings_instead_of(Path::new(RESOLVER))
 }

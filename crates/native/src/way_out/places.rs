@@ -1,4 +1,4 @@
-//! Where the door listens for the programs of a run.
+//! Networks in which the egress proxy listens for the programs of a run.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,7 +9,7 @@ use stockade_sys::{Errno, net};
 
 use crate::launch::Sockets;
 
-/// A network of the run's own, in which every address is its own.
+/// Network namespace of the run, in which every address is local.
 pub(super) struct Inside {
     sockets: Sockets,
     ipv6: bool,
@@ -22,9 +22,9 @@ impl Inside {
 }
 
 impl Namespace for Inside {
-    /// Where a program of the run has the port on every address, the door
-    /// listens on a port of its own address: the program's socket is connected
-    /// there in place of the address that it dialled.
+    /// Listens at `at`. If a program of the run has the port on every address, the proxy listens on
+    /// a port of its own address. The program's socket is then connected to that address in place
+    /// of the dialled one.
     fn listen(&self, at: SocketAddr) -> io::Result<OwnedFd> {
         match self.sockets.listen(at) {
             Err(Errno::ADDRINUSE) => {
@@ -40,8 +40,8 @@ impl Namespace for Inside {
     }
 }
 
-/// The host's own network. Whoever else connects there was not announced and is
-/// broken off.
+/// The host's own network. A connection of any other process was not announced, and the proxy
+/// closes it.
 pub(super) struct OnHost;
 
 impl Namespace for OnHost {
@@ -55,7 +55,7 @@ impl Namespace for OnHost {
     }
 }
 
-/// The port for names on every address, in the family of this socket.
+/// Returns the address for DNS requests over TCP, which is that of the bound UDP socket.
 pub(super) fn names_of_all(socket: &OwnedFd) -> Result<SocketAddr, Errno> {
     let bound = rustix::net::getsockname(socket)?;
     SocketAddr::try_from(bound)

@@ -1,5 +1,5 @@
-//! Ports that a grant publishes: taken on the host's loopback before the run
-//! starts, led inside as long as it lasts.
+//! Ports that a grant publishes. The ports are bound on the host's loopback before the run starts,
+//! and forwarded into the run as long as it lasts.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -7,15 +7,15 @@ use stockade_egress::Door;
 use stockade_engine::StartError;
 use stockade_model::{Grant, Plan};
 
-/// Listeners on the host's loopback, and the port inside that each leads to.
+/// Listeners on the host's loopback, each with the run's port that it forwards to.
 #[derive(Debug, Default)]
 pub(crate) struct Published(Vec<(TcpListener, u16)>);
 
 impl Published {
-    /// Takes the ports that the grants of `plan` name.
+    /// Binds the ports that the grants of `plan` name.
     ///
     /// # Errors
-    /// Where one is taken, or not this user's to take.
+    /// [`StartError`] if a port is in use, or this user may not bind it.
     pub(crate) fn of(plan: &Plan) -> Result<Self, StartError> {
         let ports = plan.grants.iter().filter_map(|grant| match grant {
             Grant::Listen(port) => Some(*port),
@@ -32,7 +32,7 @@ impl Published {
         ports.map(listen).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whether there are none.
+    /// Returns whether no port is published.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

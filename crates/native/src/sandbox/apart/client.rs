@@ -1,5 +1,4 @@
-//! A sandbox in the process of its keeper, seen from who uses it; and how keepers are
-//! started, found and ended.
+//! Client of a keeper: a sandbox in another process. Starts, finds and ends keepers.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -36,32 +35,32 @@ use super::wire::{Asked, Refusal, SOCKET, say};
 use crate::guards::settings_variables;
 use crate::remote::{Line, own_umask};
 
-/// How long a sandbox may take to be made.
+/// Time-out for the creation of a sandbox, by this process or another.
 const MADE_WITHIN: Duration = Duration::from_secs(60);
-/// How long a keeper may take to answer.
+/// Time-out for an answer of a keeper.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(20);
-/// How long a sandbox may take to end with its keeper, before that is killed.
+/// Time-out for the end of a sandbox and its keeper, before the keeper is killed.
 const ENDS_WITHIN: Duration = Duration::from_secs(25);
-/// How long a killed process may take to be gone.
+/// Time-out for the exit of a killed process.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
-/// The file that is locked by who starts a keeper.
+/// Lock file that serialises the start of a keeper.
 const STARTING: &str = "keeper.lock";
-/// How often it is tried.
+/// Interval between two attempts to take that lock.
 const AGAIN: Duration = Duration::from_millis(5);
-/// What a keeper is called in lists of processes: its program may be a link to itself.
+/// Name of a keeper in lists of processes, because its program may be `/proc/self/exe`.
 const NAME: &str = "stockade";
 
-/// How keepers are started, and where they are found.
+/// Program of the keepers, and the directory in which they are found.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Apart {
     pub(in super::super) program: PathBuf,
     pub(in super::super) arguments: Vec<OsString>,
-    /// The directory that has one for each sandbox, by its id.
+    /// The directory with one directory per sandbox, named by its id.
     pub(in super::super) root: PathBuf,
 }
 
 impl Apart {
-    /// Makes a sandbox, unless somebody else just did.
+    /// Creates a sandbox, unless another process has just created it.
     pub(in super::super) fn create(
         &self,
         plan: &SandboxPlan,
@@ -79,14 +78,14 @@ impl Apart {
             found => return found,
         }
         let keeper = self.start(plan, &directory)?;
-        // Whoever started it is its parent, and has to take its end.
+        // This process is the parent, so it must reap the keeper.
         let reap = move || drop({ keeper }.wait());
         let reaper = thread::Builder::new().name("keeper-end".to_owned()).spawn(reap);
         drop(reaper.map_err(cannot)?);
         self.find(plan, events)
     }
 
-    /// Finds one that is kept.
+    /// Connects to a sandbox that is kept.
     pub(in super::super) fn find(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Apartment, SandboxError> {
         let door = Door { id: plan.id.clone(), directory: self.directory(&plan.id) };
         let enforced = door.ask(&Asked::Enforced, "its report")?;
@@ -100,10 +99,10 @@ impl Apart {
         Ok(Apartment { door, enforced, trees, watch, destroyed })
     }
 
-    /// Ends a keeper that is left, and whatever it had.
+    /// Ends a remaining keeper and its sandbox.
     pub(in super::super) fn clear(&self, id: &SandboxId) -> Result<(), SandboxError> {
         Door { id: id.clone(), directory: self.directory(id) }.end()?;
-        // Where it had been killed its processes have ended, and nothing else has.
+        // If the keeper was killed, its processes have ended, but its control group remains.
         crate::limits::remove_orphans();
         Ok(())
     }
@@ -136,7 +135,7 @@ impl Apart {
         match told {
             Ok(Some(Ok(()))) => Ok(keeper),
             other => {
-                // It has ended by itself, or is not to go on.
+                // The keeper has exited by itself, or must not continue.
                 let _ = keeper.kill();
                 let _ = keeper.wait();
                 Err(match other {
@@ -149,7 +148,7 @@ impl Apart {
     }
 }
 
-/// Holds a file locked by nobody else.
+/// Takes the exclusive lock of a file.
 fn alone(path: &Path) -> io::Result<File> {
     let file = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
     let give_up = Instant::now() + MADE_WITHIN;
@@ -162,7 +161,7 @@ fn alone(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Tells what the keeper tells, and its end where nobody wanted it.
+/// Forwards the events of the keeper, and reports its end if that was not requested.
 fn listen(line: &Line, events: &SandboxEvents, destroyed: &AtomicBool) {
     let mut is_lost = false;
     while let Ok(Some(event)) = line.receive::<SandboxEvent>() {
@@ -174,7 +173,7 @@ fn listen(line: &Line, events: &SandboxEvents, destroyed: &AtomicBool) {
     }
 }
 
-/// Where a keeper is asked.
+/// Address of a keeper.
 #[derive(Clone, Debug)]
 struct Door {
     id: SandboxId,
@@ -189,7 +188,7 @@ impl Door {
             Ok(stream)
         };
         connect().map_err(|error: io::Error| match error.kind() {
-            // No directory, no socket, or nobody there.
+            // No directory, no socket, or no listener.
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => SandboxError::Gone(self.id.clone()),
             _ => self.unheard(&error),
         })
@@ -203,7 +202,7 @@ impl Door {
         say(self.connect()?, asked, along).map_err(|error| self.broken(&error))
     }
 
-    /// One that breaks off is gone, or soon will be.
+    /// Returns the error for a broken connection: the keeper is gone, or soon will be.
     fn broken(&self, error: &io::Error) -> SandboxError {
         match error.kind() {
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => {
@@ -214,7 +213,7 @@ impl Door {
         }
     }
 
-    /// Asks for `what`, which is how an error names it.
+    /// Sends a request and receives the response. `what` names the operation in errors.
     fn ask<T: DeserializeOwned>(&self, asked: &Asked, what: &'static str) -> Result<T, SandboxError> {
         let line = self.say(asked, &[])?;
         self.answer(&line, ANSWERS_WITHIN, what)
@@ -234,7 +233,7 @@ impl Door {
         }
     }
 
-    /// Ends the keeper, and with it the sandbox. Nothing where there is none.
+    /// Ends the keeper, and with it the sandbox. Does nothing if there is no keeper.
     fn end(&self) -> Result<(), SandboxError> {
         let stream = match self.connect() {
             Err(SandboxError::Gone(_)) => return Ok(()),
@@ -244,11 +243,11 @@ impl Door {
         let asked = say(stream, &Asked::End, &[]).map_err(|error| self.broken(&error));
         let done = asked.and_then(|line| self.answer::<()>(&line, ENDS_WITHIN, "its end"));
         match (done, keeper) {
-            // The answer is its last word.
+            // The keeper exits after this answer.
             (Ok(()) | Err(SandboxError::Gone(_)), Some(keeper)) if has_ended(&keeper) => Ok(()),
             (Ok(()) | Err(SandboxError::Gone(_)), None) => Ok(()),
             (_, Some(keeper)) => {
-                // Its init ends with it.
+                // The init exits with the keeper.
                 let _ = pidfd_send_signal(&keeper, Signal::KILL);
                 if has_ended(&keeper) { Ok(()) } else { Err(self.unheard(&"it cannot be ended")) }
             }
@@ -257,8 +256,8 @@ impl Door {
     }
 }
 
-/// The process at the other end. Its number is its own as long as the connection
-/// stands, which it does not outlive.
+/// Returns the process at the other end. The process lives at least as long as the connection, so
+/// its number is not reused while the connection is open.
 fn process_of(stream: &UnixStream) -> Option<OwnedFd> {
     let keeper = pidfd_open(socket_peercred(stream).ok()?.pid, PidfdFlags::empty()).ok()?;
     let hung_up = readable_before(&[stream.as_fd()], Instant::now());
@@ -269,12 +268,12 @@ fn has_ended(process: &OwnedFd) -> bool {
     matches!(readable_before(&[process.as_fd()], Instant::now() + GONE_WITHIN), Ok(true))
 }
 
-/// A sandbox that another process keeps. Dropping this leaves it there.
+/// A sandbox that another process keeps. Dropping this value does not end the sandbox.
 #[derive(Debug)]
 pub(in super::super) struct Apartment {
     door: Door,
     enforced: EnforcementReport,
-    /// Workspace and home, on the host.
+    /// Workspace and home, as paths on the host.
     trees: [PathBuf; 2],
     watch: Arc<Line>,
     destroyed: Arc<AtomicBool>,
@@ -322,13 +321,13 @@ impl Sandbox for Apartment {
 
 impl Drop for Apartment {
     fn drop(&mut self) {
-        // Nobody hears any more: that is no loss.
+        // The end of the connection must not be reported as a loss.
         self.destroyed.store(true, Ordering::Release);
         self.watch.hang_up();
     }
 }
 
-/// Runs commands in a sandbox that another process keeps.
+/// Backend for commands in a sandbox that another process keeps.
 struct Elsewhere(Door);
 
 impl Backend for Elsewhere {

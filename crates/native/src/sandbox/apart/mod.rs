@@ -1,13 +1,13 @@
-//! Sandboxes that are each kept by a process of its own, the **keeper**: so they go on
-//! without whoever made them, and are found again.
+//! Sandboxes that are each kept by a supervisor process, the **keeper**. So they survive their
+//! creator and can be found again.
 //!
-//! A keeper is a program of the caller's choice that calls [`keep_sandbox`]: started
-//! anew, so that it has nothing of its maker's memory, and in a session of its own, so
-//! that no key of a terminal reaches it. It listens in the sandbox's directory, which
-//! is private. Whoever uses the sandbox says there what it wants ([`wire`]); a command
-//! is an attempt that is in another process ([`crate::remote`]).
+//! A keeper is a program of the caller's choice that calls [`keep_sandbox`]. The program is
+//! executed, so that it has none of its creator's memory. It has a session of its own, so that no
+//! terminal key reaches it. The keeper listens in the sandbox's directory, which is private.
+//! Clients of the sandbox send it requests ([`wire`]). A command is an attempt in another process
+//! ([`crate::remote`]).
 //!
-//! Its end, however it comes, is the sandbox's: the init ends with it.
+//! The sandbox ends with its keeper, for any reason, because its init exits too.
 
 mod client;
 mod process;

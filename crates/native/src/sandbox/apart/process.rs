@@ -1,4 +1,4 @@
-//! The process of a keeper, from its first instruction to its last.
+//! The supervisor process of a sandbox (the "keeper"), from its start to its exit.
 
 use std::fs;
 use std::io;
@@ -26,23 +26,23 @@ use super::wire::{Asked, Refusal, SOCKET, hear};
 use crate::guards::{SettingsVariables, use_settings_variables};
 use crate::remote::{self, Line};
 
-/// Connections at once, each with a thread; a command has one as long as it runs.
+/// Most connections at the same time. Each has a thread, and a command keeps one as long as it runs.
 const CONNECTIONS_MAX: usize = 512;
-/// How long the other side of a new connection may take to say what it wants.
+/// Time-out for the request of a new connection.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often the keeper looks around though nothing woke it.
+/// Longest wait between two checks of the loop.
 const LOOK_AROUND: Duration = Duration::from_secs(10);
-/// The longest until it is asked again whether it is wanted.
+/// Longest interval between two calls of [`Keep::wanted`].
 const WANTED_FOR: Duration = Duration::from_secs(60);
-/// How long those who run commands may take to hear of the end.
+/// Time-out for the clients of commands to learn of the end.
 const HEARD_WITHIN: Duration = Duration::from_secs(5);
 
-/// What the program of a keeper decides.
+/// Callbacks of the keeper's program.
 pub struct Keep {
-    /// Where what happens is told, beside whoever uses the sandbox.
+    /// Receiver of the events, besides the clients of the sandbox.
     pub events: SandboxEvents,
-    /// How long until this is to be asked again, or nothing where the sandbox is to
-    /// end: its time is over, or nobody knows of it any more.
+    /// Returns the time until the next call, or `None` if the sandbox must end: it has expired, or
+    /// is no longer registered.
     pub wanted: Box<dyn FnMut() -> Option<Duration>>,
 }
 
@@ -52,14 +52,13 @@ impl std::fmt::Debug for Keep {
     }
 }
 
-/// The whole life of a keeper. To be called first by a program that
-/// [`NativeSandboxes`](crate::NativeSandboxes) was told to start for its sandboxes:
-/// it makes the walls that it is told on its standard input to make, keeps them, and
-/// returns when they are no more. `begin` is given the sandbox's id and its directory.
+/// Runs a keeper, from its start to its exit. The program that
+/// [`NativeSandboxes`](crate::NativeSandboxes) starts for its sandboxes must call this first. Reads
+/// the plan from standard input, builds the isolation, keeps it, and returns when the sandbox has
+/// ended. `begin` receives the sandbox's id and its directory.
 ///
 /// # Errors
-/// Where nobody is at its standard input who would tell it what to do. What else
-/// fails is told there.
+/// [`io::Error`] if standard input is no connection with a plan. Other errors are sent over it.
 pub fn keep_sandbox(begin: impl FnOnce(&SandboxId, &Path) -> Result<Keep, StartError>) -> io::Result<()> {
     let ((plan, variables), along, maker) = hear::<(SandboxPlan, SettingsVariables)>(leave_maker()?)?;
     use_settings_variables(variables);
@@ -68,7 +67,7 @@ pub fn keep_sandbox(begin: impl FnOnce(&SandboxId, &Path) -> Result<Keep, StartE
     let made = begin(&plan.id, &path).and_then(|keep| Keeper::make(&plan, &path, keep));
     match made {
         Ok(keeper) => {
-            // One that has gone finds the sandbox by its name.
+            // A creator that is gone can find the sandbox by its name.
             let _ = maker.send(&Ok::<(), StartError>(()));
             drop(maker);
             keeper.keep();
@@ -78,9 +77,9 @@ pub fn keep_sandbox(begin: impl FnOnce(&SandboxId, &Path) -> Result<Keep, StartE
     }
 }
 
-/// Keeps nothing of its maker's: no terminal, no stream, no descriptor.
+/// Detaches from the creator: its terminal, its streams, its descriptors.
 fn leave_maker() -> io::Result<UnixStream> {
-    // Refused to who leads a process group already, which a fresh child does not.
+    // `setsid(2)` fails for a process group leader, which a new child is not.
     rustix::process::setsid()?;
     let maker = above_stdio(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?)?;
     let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
@@ -94,11 +93,11 @@ fn leave_maker() -> io::Result<UnixStream> {
     Ok(maker)
 }
 
-/// Why the sandbox ends.
+/// Reason for the end of a sandbox.
 enum Ending {
-    /// Somebody said so, who is told when it is done.
+    /// A client requested it; the client receives the result.
     Asked(Line),
-    /// Its processes are gone.
+    /// The sandbox's processes are gone.
     Lost,
 }
 
@@ -109,19 +108,19 @@ struct Keeper {
     ending: Receiver<Ending>,
     wake: Arc<OwnedFd>,
     wanted: Box<dyn FnMut() -> Option<Duration>>,
-    /// Held by every thread that serves somebody.
+    /// Held by every thread that serves a client.
     busy: (Arc<()>, Sender<()>),
     idle: Receiver<()>,
 }
 
-/// A socket with its name, which goes with it.
+/// A listening socket's name, which is removed with this value.
 struct Bound {
     address: Address,
     inode: u64,
 }
 
 impl Bound {
-    /// Listens in this directory, in the place of a keeper that is no more.
+    /// Listens in this directory, replacing the socket of a keeper that is gone.
     fn listen(directory: &Path) -> io::Result<(UnixListener, Self)> {
         let address = Address::of(directory, SOCKET)?;
         match fs::remove_file(address.path()) {
@@ -134,7 +133,7 @@ impl Bound {
         Ok((listener, Self { address, inode }))
     }
 
-    /// Whether it can be found by its name.
+    /// Returns whether the socket still has its name.
     fn is_there(&self) -> bool {
         fs::symlink_metadata(self.address.path()).is_ok_and(|found| found.ino() == self.inode)
     }
@@ -143,7 +142,7 @@ impl Bound {
 impl Drop for Bound {
     fn drop(&mut self) {
         if self.is_there() {
-            // Somebody who removes the whole directory may be faster.
+            // Another process may be removing the whole directory.
             let _ = fs::remove_file(self.address.path());
         }
     }
@@ -158,14 +157,14 @@ impl Keeper {
         let watchers = Arc::new(Watchers::default());
         let events = fan_out(keep.events, Arc::clone(&watchers), end.clone(), Arc::clone(&wake));
         let kept = Arc::new(Kept::make(plan, events, None)?);
-        // From here on it can be found.
+        // Clients can find the sandbox from here on.
         let (listener, socket) = Bound::listen(directory).map_err(cannot)?;
         let desk = Arc::new(Desk { kept, watchers, end: Mutex::new(end), wake: Arc::clone(&wake) });
         let (busy, idle) = channel();
         Ok(Self { desk, listener, socket, ending, wake, wanted: keep.wanted, busy: (Arc::new(()), busy), idle })
     }
 
-    /// Until its sandbox is to end, or has.
+    /// Serves until the sandbox must end, or has ended.
     fn keep(mut self) {
         let mut ask_at = Instant::now();
         let ending = loop {
@@ -192,11 +191,11 @@ impl Keeper {
         let at_most = Timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
         let mut waited =
             [PollFd::new(&self.listener, PollFlags::IN), PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
-        // A failure only makes the next look come sooner.
+        // An error only makes the next check come sooner.
         let _ = poll(&mut waited, Some(&at_most));
     }
 
-    /// Serves one on a thread of its own. Too many are let go: they see that.
+    /// Serves a connection on its own thread. Closes it if there are too many, which the client sees.
     fn take_in(&self, stream: UnixStream) {
         let (count, busy) = self.busy.clone();
         if Arc::strong_count(&self.busy.0) > CONNECTIONS_MAX {
@@ -204,7 +203,7 @@ impl Keeper {
         }
         let desk = Arc::clone(&self.desk);
         let serve = move || {
-            // One that is not understood or goes away is its own loss.
+            // A malformed request or a closed connection concerns only that client.
             if let Err(error) = desk.serve(stream) {
                 tracing::debug!(%error, "somebody was not answered");
             }
@@ -221,7 +220,7 @@ impl Keeper {
         let done = desk.kept.end();
         desk.watchers.close();
         drop(busy);
-        // Those who run commands hear of their ends first.
+        // The clients of commands learn of their ends first.
         if idle.recv_timeout(HEARD_WITHIN) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("somebody does not hear that the sandbox has ended");
         }
@@ -231,8 +230,8 @@ impl Keeper {
     }
 }
 
-/// What the sandbox tells goes to its program and to all who watch; where it is
-/// lost its keeper hears of that as well.
+/// Returns events that are sent to the keeper's program and to all watching clients. If the sandbox
+/// is lost, the keeper ends too.
 fn fan_out(own: SandboxEvents, watchers: Arc<Watchers>, end: Sender<Ending>, wake: Arc<OwnedFd>) -> SandboxEvents {
     let end = Mutex::new(end);
     SandboxEvents::new(move |event| {
@@ -247,11 +246,11 @@ fn fan_out(own: SandboxEvents, watchers: Arc<Watchers>, end: Sender<Ending>, wak
 }
 
 fn rouse(wake: &OwnedFd) {
-    // Full is as good as written.
+    // A full counter is readable, which suffices.
     let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
 }
 
-/// Where what is wanted of the sandbox is done.
+/// Connection handler of the keeper.
 struct Desk {
     kept: Arc<Kept>,
     watchers: Arc<Watchers>,
@@ -262,7 +261,7 @@ struct Desk {
 impl Desk {
     fn serve(&self, stream: UnixStream) -> io::Result<()> {
         demand_own(&stream)?;
-        // What was accepted may wait, unlike what it came from.
+        // An accepted connection may block, unlike the listener.
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let (asked, streams, line) = hear(stream)?;

@@ -1,4 +1,4 @@
-//! Those who are told what happens in a sandbox while no attempt is there to tell it.
+//! Clients that receive the events of a sandbox, also when no attempt runs.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,22 +9,22 @@ use stockade_engine::SandboxEvent;
 
 use crate::remote::Line;
 
-/// Events that wait for one who is slow; more are not told to it.
+/// Most events that are queued for a slow client; further events are dropped.
 const WAITING_MAX: usize = 1024;
-/// How soon it is noticed that one has gone.
+/// Interval between two checks that the client is still connected.
 const LOOK_AROUND: Duration = Duration::from_secs(1);
 
-/// All of them.
+/// The queues of all clients.
 #[derive(Default)]
 pub(super) struct Watchers(Mutex<Vec<SyncSender<SandboxEvent>>>);
 
 impl Watchers {
-    /// Tells everybody; waits for nobody.
+    /// Sends an event to every client without blocking.
     pub(super) fn tell(&self, event: &SandboxEvent) {
         self.all().retain(|watcher| !matches!(watcher.try_send(event.clone()), Err(TrySendError::Disconnected(_))));
     }
 
-    /// Tells whoever is at this line, until it has gone or all is over.
+    /// Sends events to the client of this connection, until the client or the sandbox is gone.
     pub(super) fn serve(&self, line: &Line) {
         let events = self.enter();
         loop {
@@ -41,7 +41,7 @@ impl Watchers {
         }
     }
 
-    /// Tells nobody any more, once what was told has arrived.
+    /// Closes the queues; events in them are still sent.
     pub(super) fn close(&self) {
         self.all().clear();
     }
@@ -57,7 +57,7 @@ impl Watchers {
     }
 }
 
-/// Whoever watches says nothing: what comes from there is its end.
+/// Returns whether the client is gone: it sends nothing, so a readable connection has ended.
 fn has_gone(line: &Line) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(poll(&mut [PollFd::new(line.stream(), PollFlags::IN)], Some(&now)), Ok(1))

@@ -1,5 +1,5 @@
-//! What is said to a keeper: one question on each connection, with the descriptors
-//! that it needs, and what answers it.
+//! Protocol between a client and a keeper. Each connection carries one request, with the
+//! descriptors that it needs, and the response.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,30 +13,30 @@ use stockade_sys::passing;
 use super::super::unsupported;
 use crate::remote::{Line, ORDER, from_file, to_file};
 
-/// The socket of a keeper, in the directory of its sandbox.
+/// Name of a keeper's socket, in the directory of its sandbox.
 pub(super) const SOCKET: &str = "keeper";
 
-/// What is wanted.
+/// Request to a keeper.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Asked {
-    /// What holds for all of its commands.
+    /// Returns the enforcement report of the sandbox.
     Enforced,
-    /// A command is to be run, with the streams that come along.
+    /// Runs a command, with the passed standard streams.
     Run(Box<Order>),
-    /// Every process is to stop.
+    /// Freezes every process.
     Pause,
-    /// All are to go on.
+    /// Thaws every process.
     Resume,
-    /// What they use.
+    /// Returns the resource usage.
     Usage,
-    /// What happens is to be told, until the asker has gone.
+    /// Sends events until the client disconnects.
     Watch,
-    /// The sandbox is to end, and the keeper with it.
+    /// Ends the sandbox and the keeper.
     End,
 }
 
-/// Why something was not done: an error of the sandbox, without its kind and without
-/// what was asked for, which the asker knows.
+/// Reason for a failed request: a sandbox error without the backend, the operation and the id,
+/// which the client knows.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Refusal {
     Unsupported(String),
@@ -55,7 +55,7 @@ impl From<SandboxError> for Refusal {
 }
 
 impl Refusal {
-    /// As the asker's error, who wanted `what` of this sandbox.
+    /// Returns the client's error for the operation `what` on this sandbox.
     pub(super) fn of(self, what: &'static str, id: &stockade_model::SandboxId) -> SandboxError {
         match self {
             Self::Unsupported(why) => unsupported(what, why),
@@ -65,7 +65,7 @@ impl Refusal {
     }
 }
 
-/// Says `what` with these descriptors: the line on which the answer comes.
+/// Sends a request with descriptors. Returns the connection for the response.
 pub(super) fn say(stream: UnixStream, what: &impl Serialize, along: &[BorrowedFd<'_>]) -> io::Result<Line> {
     let file = to_file(what)?;
     let all: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(along.iter().copied()).collect();
@@ -73,7 +73,7 @@ pub(super) fn say(stream: UnixStream, what: &impl Serialize, along: &[BorrowedFd
     Line::over(stream)
 }
 
-/// What was said, the descriptors beside it, and where it is answered.
+/// Receives a request. Returns it with its descriptors and the connection for the response.
 pub(super) fn hear<T: for<'a> Deserialize<'a>>(stream: UnixStream) -> io::Result<(T, [Option<OwnedFd>; 3], Line)> {
     let mut word = [0];
     let received = passing::receive(stream.as_fd(), &mut word, true)?;
