@@ -1,5 +1,5 @@
-//! Commands without isolation of this project: the backend of profile `host`, which has no sandbox
-//! at all, and the backend for an environment that another runtime has isolated.
+//! Commands without isolation of this project. One backend is for profile `host`, which has no
+//! sandbox at all; the other is for an environment that another runtime has isolated.
 //!
 //! This is the only code of the project that starts a program without isolation. The engine uses
 //! the first backend only after the user's explicit approval of this one command (L1).

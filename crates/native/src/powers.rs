@@ -414,7 +414,7 @@ impl Powers {
         deepest(&self.writable, object.as_os_str().as_bytes()).is_some()
     }
 
-    /// Returns the reason why the directory `object` must stay in place: an object beneath it is
+    /// Returns the reason why the directory `object` must stay in place. An object beneath it is
     /// protected, hidden or writable by its location, not by its name.
     pub fn stays(&self, object: &Path) -> Option<Refusal> {
         let path = object.as_os_str().as_bytes();

@@ -10,8 +10,8 @@ use stockade_model::{EffectUse, ExecRules, Grant, ProgramPattern, text_matches};
 
 use crate::powers::Refusal;
 
-/// Most arguments that are checked, the program's own name included: as many as a rule or the table
-/// of effects mentions, and more than users type.
+/// Most arguments that are checked, the program's own name included. A rule or the table of effects
+/// mentions no more, and users type fewer.
 pub(crate) const MAX_WORDS: usize = 64;
 /// Longest command line that is shown, in bytes.
 const MAX_LINE: usize = 1024;
@@ -211,8 +211,8 @@ impl Rule {
         let is_named = |name: &[u8]| text_matches(self.pattern.name(), name);
         let (directory, name) = split(path);
         match &self.directory {
-            // A bare name also matches the name in the call, because a program may have many names,
-            // or be called by a link to one of many versions.
+            // A bare name also matches the name in the call. A program may have many names, or be
+            // called by a link to one of many versions.
             None => is_named(name) || is_named(split(called).1),
             Some(own) => self.program.as_deref() == Some(path) || (own == directory && is_named(name)),
         }

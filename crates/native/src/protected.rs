@@ -1,5 +1,5 @@
-//! Protected names in the host's own directories, for writes that no command makes: a copy out of a
-//! sandbox, or into a directory of the host that a sandbox has bound.
+//! Protected names in the host's own directories, for writes that no command makes. Such writes
+//! copy files out of a sandbox, or into a directory of the host that a sandbox has bound.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;

@@ -1,5 +1,5 @@
-//! The ssh agent of a run with a grant to sign: the variables and files by which the run finds it,
-//! and the reports on its signatures and refusals.
+//! The ssh agent of a run with a grant to sign. Provides the variables and files by which the run
+//! finds it, and reports its signatures and refusals.
 //!
 //! This module must not know the agent protocol or the answers to trapped connects.
 

@@ -88,8 +88,8 @@ fn has_slash(token: &[u8]) -> bool {
     token.contains(&b'/') && token.iter().any(|b| *b != b'/')
 }
 
-/// Returns a word with a slash. If a variable in the command is expanded, also returns every tail
-/// of the word: if a variable holds the top of the work tree, one of them is the file.
+/// Returns a word with a slash. If the command expands a variable, also returns every tail of the
+/// word. If the variable holds the top of the work tree, one of the tails is the file.
 fn readings(token: &[u8], expands: bool) -> Vec<Word> {
     let mut found = vec![Word::Path(token.to_vec())];
     if expands {

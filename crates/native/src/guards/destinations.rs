@@ -1,6 +1,6 @@
-//! Destinations of the user's branches, from all settings of a repository together: the sources of
-//! `git fetch` and the targets of `git push` if the command line names none (remote.c of git 2.47).
-//! Each setting may be harmless by itself, and together they may redirect a branch. Pure.
+//! Destinations of the user's branches, from all settings of a repository together. `git fetch` and
+//! `git push` use them if the command line names none (remote.c of git 2.47). Each setting may be
+//! harmless by itself, and together they may redirect a branch. Pure.
 
 use std::collections::BTreeSet;
 

@@ -115,13 +115,13 @@ impl NamedPlaces {
 }
 
 /// Returns the paths that the repository in the directory `repository` names, with a work tree at
-/// `top`: its settings and hooks if they are in another directory, and every file that a setting
-/// leads to. `home` replaces `~`.
+/// `top`. These are its settings and hooks if they are in another directory, and every file that a
+/// setting leads to. `home` replaces `~`.
 pub(super) fn named_by_repository(view: View<'_>, repository: &[u8], top: &[u8], home: Option<&[u8]>) -> NamedPlaces {
     let common_file = join(repository, b"commondir");
     let said = view.read_followed(&common_file, MAX_SETTINGS_BYTES).map(|text| at(repository, first_line(&text)));
-    // The directory that git keeps for a work tree belongs to the repository above, even while it
-    // does not name that one: a run may remove `commondir`, and a later process restores it.
+    // The directory that git keeps for a work tree belongs to the repository above, even if it does
+    // not name that one. A run may remove `commondir`, and a later process may restore it.
     let above = common_of_work_tree(repository).map(<[u8]>::to_vec).filter(|above| said.as_ref() != Some(above));
     let common: Vec<Vec<u8>> = said.into_iter().chain(above).collect();
     // Its own settings, hooks and pointers are refused by name. The targets of links with such

@@ -166,9 +166,9 @@ impl Surveys {
         found.flat_map(|places| &places.addresses).filter(is_beneath)
     }
 
-    /// Returns the reason why an object that is no directory must not be put at `path`: git fetches
-    /// from there and would follow a file to its target. `path.git` is checked as well
-    /// (`enter_repo` in git's path.c).
+    /// Returns the reason why only a directory may be put at `path`: git fetches from there and
+    /// would follow a file to its target. `path.git` is checked as well (`enter_repo` in git's
+    /// path.c).
     pub(crate) fn refusal_at_address(&self, path: &[u8], also_above: bool) -> Option<Refusal> {
         let plain = path.strip_suffix(b".git").unwrap_or(path);
         let leads_here = |address: &Vec<u8>| address == path || address == plain || also_above && covers(path, address);
@@ -189,8 +189,8 @@ impl Surveys {
         }
     }
 
-    /// Surveys a new tree with the path `inside` in the run, by its path on the host, because links
-    /// and settings of the host contain that path. `host` is the host's root directory.
+    /// Surveys a new tree with the path `inside` in the run, by its path on the host. Links and
+    /// settings of the host contain the latter path. `host` is the host's root directory.
     pub(crate) fn complete_on_host(&mut self, host: View<'_>, names: &GuardedNames, inside: &[u8], tree: &[u8]) {
         let found = self.survey(host, (tree, &[tree.to_vec()]), names);
         self.trees.push((inside.to_vec(), found.map(|places| places.renamed(tree, inside))));

@@ -1,5 +1,5 @@
-//! `.git` files, which lead from a work tree to its repository: the target of each by its text, and
-//! the files that lead to one repository.
+//! `.git` files, which lead from a work tree to its repository. This module finds the target of
+//! each by its text, and the files that lead to one repository.
 
 use rustix::fs::FileType;
 use stockade_sys::Errno;
@@ -68,9 +68,9 @@ pub(crate) fn work_trees_of(view: View<'_>, root: &[u8], repository: &[u8]) -> R
     Ok(found)
 }
 
-/// Returns a file in the root of `view` that leads git out of that tree, so that it has another
-/// meaning if the tree is elsewhere. Such files are `.git` of a work tree, and `gitdir` in the data
-/// that a repository keeps for one.
+/// Returns a file in the root of `view` that leads git out of that tree. It has another meaning if
+/// the tree is elsewhere. Such files are `.git` of a work tree, and `gitdir` in the data that a
+/// repository keeps for one.
 ///
 /// # Errors
 /// If the tree cannot be searched or is too large.
@@ -101,8 +101,8 @@ pub(crate) fn leads_out(view: View<'_>) -> Result<Option<Vec<u8>>, Errno> {
 }
 
 /// Returns a file that leads git, by its text, through a path for which `passes` is true. Such
-/// files are `.git` of a work tree, `gitdir` in the data that a repository keeps for one, and with
-/// `addresses` the settings of a local remote.
+/// files are `.git` of a work tree, and `gitdir` in the data that a repository keeps for one. With
+/// `addresses`, settings with a local remote are included.
 ///
 /// # Errors
 /// If the tree cannot be searched or is too large.

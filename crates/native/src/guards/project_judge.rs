@@ -1,6 +1,6 @@
-//! Allow-list of the keys and values of project settings that are harmless. Every other setting may
-//! make an editor, a package manager or a shell prompt run a program or fetch from another source,
-//! now or in a later version, and counts as code. Pure.
+//! Allow-list of the keys and values of project settings that are harmless. Every other setting
+//! counts as code. It may make an editor, a package manager or a shell prompt run a program or
+//! fetch from another source, now or in a later version. Pure.
 
 use std::fmt;
 
@@ -59,8 +59,8 @@ fn carrying(file: ProjectFile, text: &[u8]) -> Option<String> {
     }
 }
 
-/// Returns whether the text has a character that ends a line or a comment for one reader and not
-/// for another: npm and YAML end a line at a single carriage return.
+/// Returns whether the text has a character that ends a line or a comment for only some readers.
+/// For example, npm and YAML end a line at a single carriage return.
 fn has_odd_characters(text: &str) -> bool {
     let plain = text.replace("\r\n", "\n");
     plain.contains(|c: char| matches!(c, '\u{2028}' | '\u{2029}') || c.is_control() && c != '\n' && c != '\t')

@@ -42,8 +42,8 @@ pub(crate) enum ProjectFile {
 }
 
 impl ProjectPart {
-    /// Returns the kind of `path` beneath the writable root of `root_length` bytes, and the length
-    /// of the path of the guarded name that it is or is within.
+    /// Returns the kind of `path` beneath the writable root of `root_length` bytes. Also returns
+    /// the length of the path of the guarded name that it is or is within.
     pub(crate) fn of(path: &[u8], root_length: usize) -> Option<(usize, Self)> {
         let file = match name(path) {
             b".vscode" => return (path.len() > root_length).then_some((path.len(), Self::Directory)),
@@ -88,8 +88,8 @@ impl ProjectPart {
     }
 }
 
-/// Returns whether a file of this name is a temporary file for a judged one: those of sed, and
-/// those named after the file, `settings.json.tmp.1` or `settings.json.123`.
+/// Returns whether a file of this name is a temporary file for a judged one. Such files are those
+/// of sed, and those named after the file: `settings.json.tmp.1`, `settings.json.123`.
 fn is_passing(name: &[u8]) -> bool {
     const FILES: [&[u8]; 4] = [b"settings.json", b"tasks.json", b"launch.json", b"extensions.json"];
     if let Some(rest) = name.strip_prefix(b"sed") {

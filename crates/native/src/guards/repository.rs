@@ -1,8 +1,8 @@
 //! Directories that git takes for a repository by their content, under any name (`is_git_directory`
-//! in git's setup.c): a `HEAD`, and `objects` and `refs` or a `commondir` with their location. Git
-//! obeys their settings and runs their hooks. It writes to the targets of their references and
-//! links, and fetches from the addresses in their `remotes`. A run makes no such directory and
-//! changes no existing one. Pure: a probe reports which paths exist.
+//! in git's setup.c). The content is a `HEAD`, and `objects` and `refs` or a `commondir` with their
+//! location. Git obeys their settings and runs their hooks. It writes to the targets of their
+//! references and links, and fetches from the addresses in their `remotes`. A run makes no such
+//! directory and changes no existing one. Pure: a probe reports which paths exist.
 
 use std::path::Path;
 

@@ -155,9 +155,9 @@ fn is_remote_address(setting: &Setting) -> bool {
     setting.section == "remote" && setting.key == "url"
 }
 
-/// Returns a setting of the user that exists now and would be lost: the address of a remote,
-/// because another remote could then take its name, or a setting that controls how git runs
-/// programs. The settings of a branch or a module may be removed with it.
+/// Returns a setting of the user that exists now and would be lost. It is the address of a remote,
+/// because another remote could then take its name, or it controls how git runs programs. The
+/// settings of a branch or a module may be removed with it.
 fn lost<'k>(file: SettingsFile, path: &[u8], known: &'k Known<'_>, found: &[Setting]) -> Option<&'k Setting> {
     let is_persons = |setting: &&Setting| known.first.iter().any(|first| first.says_same(setting));
     // All values of the user for a key, in their order, because the last one counts.
@@ -336,8 +336,8 @@ fn has_one_top(path: &[u8], known: &Known<'_>) -> bool {
     !is_deeper && !known.before.has_work_trees && !known.now.iter().any(names_top)
 }
 
-/// Returns the local paths of the remotes in the settings `text` at `path`, in the forms in which
-/// git looks for a repository (`enter_repo` in path.c).
+/// Returns the local paths of the remotes in the settings `text` at `path`. They have the forms in
+/// which git looks for a repository (`enter_repo` in path.c).
 pub(crate) fn local_addresses(path: &[u8], text: &[u8]) -> Vec<Vec<u8>> {
     let found = settings(text).unwrap_or_default();
     let of_remotes = found.iter().filter(|setting| setting.section == "remote" && is_address_key(&setting.key));
@@ -480,8 +480,8 @@ fn is_refspec(remote: &[u8], refspec: &[u8]) -> bool {
         && is_pattern(to)
 }
 
-/// Returns whether `value`, in the settings of a module of a repository, names a directory in the
-/// work tree of that repository, as `git submodule` writes it.
+/// Returns whether `value`, in the settings of a module, names a directory in the work tree of the
+/// repository around it, as `git submodule` writes it.
 fn leads_to_own_work_tree(path: &[u8], value: &[u8]) -> bool {
     own_work_tree(path, value).is_some()
 }
@@ -500,7 +500,7 @@ fn own_work_tree(path: &[u8], value: &[u8]) -> Option<Vec<u8>> {
     (is_module && is_up && is_relative_path(&beneath)).then(|| join(&parts[..git].join(&b'/'), &beneath))
 }
 
-/// Returns the work tree that the settings `text` of a module, at `path`, name, if it is a
+/// Returns the work tree that the settings `text` of a module, at `path`, name. It must be a
 /// directory in the work tree of the repository.
 pub(crate) fn work_tree_of_module(path: &[u8], text: &[u8]) -> Option<Vec<u8>> {
     let all = settings(text)?;

@@ -1,6 +1,6 @@
-//! Reader of git's settings that reads a text exactly as git does (`git_parse_source` and its
-//! callees in git's config.c, 2.47), or not at all: a text that two readers could read differently
-//! is not read. Pure.
+//! Reader of git's settings that reads a text exactly as git does, or not at all
+//! (`git_parse_source` and its callees in git's config.c, 2.47). A text that two readers could read
+//! differently is not read. Pure.
 //!
 //! `settings_text` reads too much rather than too little, to find all paths that a setting could
 //! name. This reader serves to judge a setting.
@@ -45,7 +45,7 @@ impl Setting {
 }
 
 /// Returns the settings in a text. Returns `None` if git refuses the text, or if another reader
-/// could read it differently: one with a carriage return, a byte order mark or a NUL.
+/// could read it differently. Examples are a carriage return, a byte order mark and a NUL.
 pub(crate) fn settings(text: &[u8]) -> Option<Vec<Setting>> {
     if text.iter().any(|byte| matches!(byte, b'\r' | 0)) || text.starts_with(b"\xef\xbb\xbf") {
         return None;

@@ -1,6 +1,6 @@
 //! Survey of a writable tree, in one walk. It finds the objects that give ordinary paths a guarded
-//! meaning: links with guarded names or above them, repositories with settings that name files, and
-//! files with a guarded name and another name.
+//! meaning. These are links with guarded names or above them, repositories with settings that name
+//! files, and files with a guarded name and another name.
 
 use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt as _;
@@ -470,7 +470,7 @@ impl Survey<'_> {
     }
 
     /// Returns whether a path is in the directory of a repository and its name decides on its
-    /// changes: the settings, or the directory of a module or another work tree.
+    /// changes. Such paths are the settings, and the directory of a module or another work tree.
     fn is_git_own(&self, end: &[u8]) -> bool {
         let part = GitPart::of(end, 0).map(|(top, part)| (&end[top..], part));
         let is_own = |beneath: &[u8]| [&b"/modules/"[..], b"/worktrees/"].iter().any(|way| beneath.starts_with(way));

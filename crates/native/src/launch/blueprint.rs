@@ -555,8 +555,8 @@ pub(super) fn scratch_entries(attachments: &[Attachment], outfit: &Outfit) -> Re
 }
 
 /// Returns the placeholder `path` of a hidden file. In a writable directory of the run it cannot be
-/// opened: a program such as `git commit -a` would take an empty file for the new content.
-/// Elsewhere it can be opened, so that the opening is noticed.
+/// opened, because `git commit -a`, for example, would commit an empty file. Elsewhere it can be
+/// opened, so that the opening is noticed.
 fn hidden_file(hidden: &Attachment, roots: &[&Attachment], path: CString) -> ScratchEntry {
     let is_in_root = |root: &&Attachment| hidden.path.as_bytes().starts_with(&[root.path.as_bytes(), b"/"].concat());
     if roots.iter().any(is_in_root) { ScratchEntry::ClosedFile(path) } else { ScratchEntry::EmptyFile(path) }

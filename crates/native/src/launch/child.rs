@@ -413,9 +413,9 @@ fn prepare_command(
     ready.send(gate, &[listener.fd.as_fd()]).map_err(|e| (9, e))
 }
 
-/// Raises the command's OOM score. If memory runs out, the kernel then kills the command and not
-/// the process that reports on it, which may be in the same group (proc_pid_oom_score_adj(5)). At
-/// level full that process is not in the group, and the root is being replaced meanwhile.
+/// Raises the command's OOM score. If memory runs out, the kernel then kills the command rather
+/// than the process that reports on it. Both may be in the same group (proc_pid_oom_score_adj(5)).
+/// At level full they are not, and the root is being replaced meanwhile.
 fn end_before_others() -> Result<(), Errno> {
     let file = open(c"/proc/self/oom_score_adj", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let mut text = [0; 8];
@@ -424,8 +424,8 @@ fn end_before_others() -> Result<(), Errno> {
     if own.is_some_and(|own| own < ENDS_BEFORE.0) { rustix::io::write(&file, ENDS_BEFORE.1).map(drop) } else { Ok(()) }
 }
 
-/// Moves this process into its control groups. In version 1, a thread that moves itself need not
-/// wait for a lock on all forks of the machine (up to 15 ms), unlike one that is moved. The caller
+/// Moves this process into its control groups. In version 1, moving another thread waits for a lock
+/// on all forks of the machine (up to 15 ms). A thread that moves itself need not wait. The caller
 /// has opened the files, because it has the permission.
 fn enter_groups(gate: BorrowedFd<'_>) -> Result<(), Errno> {
     let Some((Message::Groups, received)) = Message::receive(gate, true)? else { return Err(Errno::PROTO) };

@@ -97,8 +97,8 @@ fn variables(environment: &BTreeMap<String, RawText>) -> Result<StringList, Laun
     string_list(environment.iter().map(|(k, v)| [k.as_bytes(), b"=", v.as_bytes()].concat()))
 }
 
-/// Returns the paths to execute, in order: the name itself if it contains a slash, otherwise its
-/// path in each directory of PATH that has it.
+/// Returns the paths to execute, in order. A name with a slash is the only one. Another name is
+/// looked up in each directory of PATH.
 pub(super) fn candidates(plan: &Plan) -> Result<Vec<CString>, LaunchError> {
     // A relative directory is relative to the command's working directory, not the caller's.
     let mut names = every_candidate(plan)?;

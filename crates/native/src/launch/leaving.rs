@@ -1,6 +1,6 @@
 //! Inits that have sent their last message and are exiting. No other process of the run is alive by
-//! then, but the kernel may take milliseconds to remove the mounts, the network namespace and the
-//! watches of the init. The caller does not wait for that if another process surely reaps the init.
+//! then. The kernel may take milliseconds to remove the init's mounts, network namespace and
+//! watches. The caller does not wait for that if another process surely reaps the init.
 //!
 //! This module must not know the command.
 

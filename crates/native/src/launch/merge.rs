@@ -16,8 +16,8 @@ use super::layout::{Attachment, Merged, Nature, Overlay, Spot};
 use super::message::Message;
 use super::step::{Site, Step, open_plain, verify};
 
-/// Retries for an upper directory that is still mounted, and the delays between them: short at
-/// first, then longer for some seconds, because a busy machine may need them.
+/// Retries for an upper directory that is still mounted, and the delays between them. The delays
+/// are short at first, then longer for some seconds, because a busy machine may need them.
 const BUSY_RETRIES: u32 = 1_000;
 const SOON_RETRIES: u32 = 400;
 const SOON_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000 };

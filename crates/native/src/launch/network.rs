@@ -1,5 +1,5 @@
-//! The network namespace of a run: its set-up by the init, and the sockets that the init makes in
-//! it later for the caller, which cannot enter the namespace itself.
+//! The network namespace of a run. The init sets it up and later makes sockets in it for the
+//! caller, which cannot enter the namespace itself.
 //!
 //! This module must not know the connections of the run or the meaning of names.
 

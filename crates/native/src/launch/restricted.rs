@@ -35,9 +35,9 @@ pub(super) fn other_devices() -> Vec<PathBuf> {
     mountinfo::mounts(&text).filter(is_other).map(|(point, _)| point).collect()
 }
 
-/// Returns the writable roots of a plan that no Landlock rule lets its run read. An object that is
-/// made in a directory around a hidden path, as a new directory or in place of a file, has no rule
-/// (see [`Reads`]). The broker opens the files there.
+/// Returns the writable roots of a plan that no Landlock rule lets its run read. They are made
+/// later in a directory around a hidden path, as a directory or in place of a file. Such an object
+/// has no rule (see [`Reads`]), so the broker opens the files there.
 pub(crate) fn late_roots(plan: &Plan) -> Vec<PathBuf> {
     let files = &plan.profile.filesystem;
     let is_around_hidden =

@@ -1,5 +1,5 @@
-//! The steps that build the sandbox. Each step is a value that can be applied (in the child, by
-//! system calls alone) and described (in the parent, for the report and for errors).
+//! The steps that build the sandbox. Each step is a value. The child applies it by system calls
+//! alone; the parent describes it for the report and for errors.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -107,8 +107,8 @@ impl Powers {
             })
     }
 
-    /// Returns whether `path` is, or is within, a settings directory of an editor or an agent that
-    /// has no effect by its mere existence, and no other guarded name is above it.
+    /// Returns whether `path` is, or is within, a settings directory of an editor or an agent, with
+    /// no other guarded name above it. The mere existence of such a directory has no effect.
     pub(crate) fn is_directory_of_settings(&self, path: &[u8]) -> bool {
         let Some(length) = self.root_length(path) else { return false };
         let mut units = prefix_ends(path)
