@@ -349,7 +349,7 @@ struct Left {
     broker: BrokerHandle,
     way: Arc<WayOut>,
     names: Option<Arc<WayOut>>,
-    /// Its group is dropped after it.
+    /// Dropped last, so that the control group outlives the broker.
     _leaves: Option<Leaves>,
 }
 

@@ -28,7 +28,7 @@ use super::step::{ScratchEntry, Step, TempSize};
 /// A tree that only the run sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrivateTree {
-    /// Its path in the run.
+    /// Path of the tree in the run.
     pub path: PathBuf,
     /// True if Landlock lets the command write there without the broker. False if something
     /// writable of the host is beneath. Landlock's rights apply through mounts, so the broker must

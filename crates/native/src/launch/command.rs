@@ -34,7 +34,7 @@ pub(super) struct Command {
     pub(super) cwd_identity: Option<Identity>,
     /// True if a terminal among the standard streams becomes the controlling terminal.
     pub(super) terminal: bool,
-    /// Its file mode creation mask, if it differs from the supervisor's.
+    /// File mode creation mask, if it differs from the supervisor's.
     pub(super) umask: Option<u32>,
     pub(super) limits: Vec<(Resource, Rlimit)>,
     /// True if the init reports the bytes written by the processes that it has reaped.

@@ -56,7 +56,7 @@ pub enum LaunchError {
     /// The sandbox was not ready in time.
     #[error("the sandbox was not ready after {0} ms")]
     TimedOut(u64),
-    /// Its processes died without a message.
+    /// The sandbox's processes died without a message.
     #[error("the sandbox's own process was killed from outside")]
     Lost,
 }

@@ -102,7 +102,7 @@ impl Merged {
 /// A directory of the host that is the lower directory of an overlay for the runs' writes.
 #[derive(Clone, Debug)]
 pub struct MergedDirectory {
-    /// Its path on the host; links are not followed.
+    /// Path on the host; links are not followed.
     pub directory: PathBuf,
     /// Upper directory for the writes, if the run mounts the overlay. Absent if another process
     /// holds the overlay and lends a copy of the mount.
@@ -183,7 +183,7 @@ pub(super) struct Attachment {
     /// Directories to make first, relative to the run's own filesystem; the last is the target
     /// itself. Used if the path is in a tree that starts empty.
     pub(super) scaffold: Vec<CString>,
-    /// Its name in the run's own filesystem, for [`Nature::Hidden`] and [`Nature::Provided`].
+    /// Name in the run's own filesystem, for [`Nature::Hidden`] and [`Nature::Provided`].
     pub(super) placeholder: CString,
     /// For [`Nature::Private`]: nothing writable of the host is beneath, so the kernel alone can
     /// distinguish the run's own files from others.
@@ -523,7 +523,7 @@ const DEVICES: &[(&CStr, u32, u32)] =
 #[derive(Clone, Debug)]
 pub(super) struct Device {
     pub(super) name: &'static CStr,
-    /// Its path on the host.
+    /// Path on the host.
     pub(super) source: CString,
     pub(super) number: u64,
 }

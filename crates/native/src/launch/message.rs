@@ -61,7 +61,7 @@ impl Parts {
     pub(super) const WATCHES: u32 = 2;
     /// The socket that receives DNS queries as datagrams.
     pub(super) const NAMES: u32 = 4;
-    /// The socket that receives the datagrams without a receiver.
+    /// The raw ICMP socket that reports the datagrams without a receiver.
     pub(super) const UNREACHABLE: u32 = 8;
     /// The same for IPv6.
     pub(super) const UNREACHABLE_V6: u32 = 16;

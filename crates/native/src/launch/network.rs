@@ -58,7 +58,7 @@ impl Network {
 pub struct NetworkEnds {
     /// Receives DNS queries to any server; each datagram carries the address of the server.
     pub names: OwnedFd,
-    /// Raw sockets that receive the datagrams without a receiver, IPv4 first.
+    /// Raw ICMP sockets that report the datagrams without a receiver, IPv4 first.
     pub unreachable: Vec<OwnedFd>,
     /// Makes further sockets in the namespace.
     pub sockets: Sockets,
