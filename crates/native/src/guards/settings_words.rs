@@ -215,8 +215,8 @@ pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool 
 }
 
 /// Returns whether an alias is another name of a command that only shows data. A shell runs an
-/// alias that begins with `!`, and options can name programs and files. The user may have an alias
-/// of this name, and loses nothing if this one is harmless (`git lg` would check out).
+/// alias that begins with `!`, and options can name programs and files. The user may expect a
+/// harmless alias of this name: for example, `git lg` must not check out files.
 fn is_alias_that_shows(value: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(value) else { return false };
     let mut words = text.split(' ').filter(|word| !word.is_empty());
