@@ -66,7 +66,7 @@ impl Staging {
         self.overlay.as_ref()
     }
 
-    /// Returns the recorder that runs before the first change in the workspace.
+    /// Returns the hook that runs before the run's changes in its workspace.
     pub fn precaution(&self) -> Result<Option<Precaution>, StartError> {
         let precaution = |stage| match self.overlay {
             Some(_) => Witness::new(stage).map(Precaution::Noted),

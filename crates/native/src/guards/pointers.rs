@@ -235,7 +235,7 @@ fn for_each_git(
             }
         });
         match listed {
-            // It is gone, or no directory.
+            // The entry is gone, or no directory.
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
             // If the directory is the user's own, it may be opened again, and git then reads it.
             Err(Errno::ACCESS) if !view.is_own(&directory) => {}

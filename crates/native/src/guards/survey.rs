@@ -307,7 +307,7 @@ impl Survey<'_> {
         }
         let end = self.view.resolve(directory).map_or_else(|| directory.to_vec(), |chain| chain.end);
         let all = match settings_of(self.view, &end) {
-            // It belongs to another user, so that no run can open it, or it does not exist.
+            // The repository belongs to another user, so that no run can open it, or does not exist.
             Err(_) if self.view.there(&end) == There::Nothing || !self.view.is_own(&end) => Vec::new(),
             all => all.map_err(|_| SurveyError::Unreadable)?,
         };
