@@ -15,12 +15,12 @@ use stockade_sys::ready::readable_before;
 use crate::launch::Launched;
 use crate::limits::{Group, Watch};
 
-/// How long a sandbox that was killed is waited for. A process that waits for a
-/// filesystem that does not answer cannot be ended by anybody.
+/// Time-out for the end of a killed sandbox. A process that waits for a filesystem that does not
+/// answer cannot be killed.
 const SANDBOX_ENDS_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long the command's exec is waited for. The broker never holds that call; a
-/// filesystem that does not answer may.
+/// Time-out for the command's exec. The broker never holds that call, but a filesystem that does
+/// not answer may.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -31,11 +31,11 @@ pub(crate) struct NativeAttempt {
     pub(crate) enforced: EnforcementReport,
     pub(crate) launched: Arc<Mutex<Launched>>,
     pub(crate) answers: Answers,
-    /// What holds its processes, where no namespace that ends with it does.
+    /// Control group of its processes, if no namespace that ends with the attempt holds them.
     pub(crate) group: Option<Arc<Group>>,
     pub(crate) watch: Arc<Mutex<Watch>>,
     pub(crate) events: WeakEvents,
-    /// Hung up when nothing of it is left that it could end.
+    /// Disconnects when the keeper has ended and nothing of the attempt is left for it to end.
     pub(crate) keeper: Option<Receiver<()>>,
 }
 
@@ -49,7 +49,7 @@ impl Attempt for NativeAttempt {
     }
 
     fn await_exec(&self) -> bool {
-        // Without the lock: the keeper needs it meanwhile.
+        // Without the lock, because the keeper needs it meanwhile.
         let Ok(gate) = lock(&self.launched).duplicate_gate() else { return true };
         let _ = readable_before(&[gate.as_fd()], Instant::now() + EXEC_TIMEOUT);
         !lock(&self.launched).failed_to_execute()
@@ -63,7 +63,7 @@ impl Attempt for NativeAttempt {
     fn kill(&self) {
         let launched = lock(&self.launched);
         launched.kill();
-        // What a command of a sandbox left behind when it ended is not its any more.
+        // Processes that a command of a persistent sandbox left behind are no longer part of it.
         if !launched.has_ended() {
             self.group.iter().for_each(|group| group.kill());
         }
@@ -89,7 +89,7 @@ impl Drop for NativeAttempt {
     fn drop(&mut self) {
         self.kill();
         let Some(over) = self.keeper.take() else { return };
-        // Its sender goes with the keeper, or with what was never kept.
+        // The sender is dropped with the keeper, or with an attempt that was never kept.
         if over.recv_timeout(SANDBOX_ENDS_WITHIN) == Err(RecvTimeoutError::Timeout) {
             lock(&self.launched).abandon();
         }

@@ -1,7 +1,8 @@
-//! The native backend: joins launch, broker and captured output to the engine.
+//! The native backend: connects launch, broker and captured output to the engine.
 //!
-//! Two threads serve an attempt: the broker, and the keeper, which watches over it.
-//! Neither ever waits for a person. It must not know rules, questions or the log.
+//! Two threads serve an attempt: the broker, and the keeper, which monitors the run. Neither of
+//! them waits for the user. This module must not know rules, requests for approval or the audit
+//! log.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ use crate::streams::Streams;
 use crate::undoing::{self, Undoing};
 use crate::way_out::{self, LostDatagrams, Published, Terms, WayOut};
 
-/// Sandboxes made by this machine's own kernel.
+/// Backend for sandboxes that the kernel of this machine enforces.
 #[derive(Default)]
 pub struct NativeBackend {
     nursery: Mutex<Option<Nursery>>,
@@ -42,7 +43,7 @@ pub struct NativeBackend {
     within: Vec<PathBuf>,
     signing: Option<SigningPerson>,
     lead: Option<Arc<dyn Lead>>,
-    /// Ports of the host's, see [`led_by`](Self::led_by).
+    /// Ports of the host, see [`led_by`](Self::led_by).
     served: BTreeSet<u16>,
 }
 
@@ -53,69 +54,68 @@ impl std::fmt::Debug for NativeBackend {
 }
 
 impl NativeBackend {
-    /// One whose first sandbox is begun already.
+    /// Makes a backend with a first sandbox that is already being built.
     pub fn with(nursery: Option<Nursery>) -> Self {
         Self { nursery: Mutex::new(nursery), ..Self::default() }
     }
 
-    /// One that keeps stages in this directory, which is made with the first of
-    /// them. Without, nothing can be staged.
+    /// Sets the directory of stages, which is made with the first stage. Without it, nothing can be
+    /// staged.
     #[must_use]
     pub fn staging(self, stages: PathBuf) -> Self {
         Self { stages: Some(stages), ..self }
     }
 
-    /// One that keeps what runs write in the caches of tools in this directory, which is
-    /// made with the first of them. Without, tools have no caches of their own.
+    /// Sets the directory that keeps the runs' writes in tool caches. It is made with the first of
+    /// them. Without it, tools have no caches of their own.
     #[must_use]
     pub fn caching(self, caches: PathBuf) -> Self {
         Self { caches: Some(caches), ..self }
     }
 
-    /// One whose runs of a workspace share those of them that are layers, which a process of
-    /// this program holds. Without, each run mounts its own.
+    /// Shares cache layers between the runs of a workspace; a process of this program holds them.
+    /// Without it, each run mounts its own.
     #[must_use]
     pub fn holding(self, holder: LayerServerProgram) -> Self {
         Self { holder: Some(holder), ..self }
     }
 
-    /// One that keeps what runs change in their workspaces in this directory, which is made
-    /// with the first of them. Without, no run can be undone.
+    /// Sets the directory that keeps the runs' changes in their workspaces. It is made with the
+    /// first of them. Without it, no run can be undone.
     #[must_use]
     pub fn undoing(self, undo: PathBuf) -> Self {
         Self { undo: Some(undo), ..self }
     }
 
-    /// One that looks the names of hosts up with this, in place of the host's own
-    /// resolver.
+    /// Sets the resolver for host names, in place of the host's own.
     #[must_use]
     pub fn resolving(self, resolver: Arc<dyn Resolve>) -> Self {
         Self { resolver: Some(resolver), ..self }
     }
 
-    /// One whose runs may be given keys of this person's ssh agent. Without, no key signs.
+    /// Lets runs use keys of this user's ssh agent. Without it, no key signs.
     #[must_use]
     pub fn signing(self, person: SigningPerson) -> Self {
         Self { signing: Some(person), ..self }
     }
 
-    /// One within walls that others made, where these directories are the place's own:
-    /// no other is made for a run. At level restricted alone.
+    /// Runs within existing isolation. These directories belong to it and are used as private
+    /// directories, so that none is made for a run. At level restricted only.
     #[must_use]
     pub fn within(self, private: Vec<PathBuf>) -> Self {
         Self { within: private, ..self }
     }
 
-    /// One in a network that has nothing but a loopback and is as much the sandbox's as
-    /// its walls are, those of a container: what listens there is its own affair, and
-    /// whoever is outside is reached by this lead alone. Somebody serves on these ports of the
-    /// host's loopback: who asks for one where nobody inside has it means that.
+    /// Runs in a network that has only a loopback interface and belongs to the sandbox, as in a
+    /// container. Servers in that network are not restricted, and the outside is reached only
+    /// through this tunnel. Servers listen on the ports `served` of the host's loopback: a
+    /// connection to such a port without a server inside is meant for them.
     #[must_use]
     pub fn led_by(self, lead: Arc<dyn Lead>, served: BTreeSet<u16>) -> Self {
         Self { lead: Some(lead), served, ..self }
     }
 
-    /// Starts building the sandbox, with what is begun already where it fits.
+    /// Starts building the sandbox, with the one that is already started if it fits.
     fn begin(&self, plan: &Plan, outfit: &Outfit, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
         let _span = debug_span!("begin").entered();
         let nursery = self.nursery.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -127,7 +127,7 @@ impl NativeBackend {
 }
 
 impl NativeBackend {
-    /// What a run is given besides its plan.
+    /// Returns the launch options of a run.
     fn outfit(
         &self,
         plan: &Plan,
@@ -148,8 +148,8 @@ impl NativeBackend {
         outfit
     }
 
-    /// Begins a sandbox, with the caches of tools that it has. Where the layers that were asked
-    /// for do not come it is begun anew, with its own.
+    /// Begins a sandbox with its tool caches. If the requested layers do not arrive, it begins
+    /// again with layers of its own.
     fn begin_with_layers(
         &self,
         plan: &Plan,
@@ -167,7 +167,7 @@ impl NativeBackend {
                 outfit.environment.extend(lease.environment.clone());
             }
             let begin = || self.begin(plan, &outfit, streams.inside()).map_err(unlaunched);
-            // They come while the init begins; but a stage can be mounted once.
+            // The layers arrive while the init begins. A stage, however, can be mounted only once.
             let early = if outfit.overlay.is_none() { Some(begin()?) } else { None };
             let Ok(layers) = lease.as_mut().map(CacheLease::receive).transpose() else {
                 holder = None;
@@ -179,7 +179,7 @@ impl NativeBackend {
         }
     }
 
-    /// The powers of the broker for a sandbox of this.
+    /// Returns the powers of the broker for a sandbox of this backend.
     fn powers(&self, plan: &Plan, launching: &Launching, (outfit, lease): (&Outfit, Option<&CacheLease>)) -> Powers {
         let mut powers = powers(plan, launching);
         powers.read_late(&outfit.late);
@@ -202,7 +202,8 @@ impl NativeBackend {
     }
 }
 
-/// The way out by a network of the run's own, where it has one, with what is lost in it.
+/// Returns the egress proxy for the run's own network, if it has one, and the monitor of lost
+/// datagrams in it. Otherwise returns the egress proxy of the host.
 fn way_of(network: Option<NetworkEnds>, terms: Terms) -> (WayOut, Option<LostDatagrams>) {
     match network {
         Some(ends) => {
@@ -238,7 +239,7 @@ impl Backend for NativeBackend {
         let signing = Signing::of(plan, self.signing.as_ref())?;
         let outfit = || self.outfit(plan, (*io, hold), &edge, (staging.as_ref(), &signing));
         let (lease, outfit, mut launching) = self.begin_with_layers(plan, outfit, &streams)?;
-        // The init builds; the limits and the two threads get ready meanwhile.
+        // The limits and the two threads are prepared while the init builds.
         let guard = Guard::prepare(plan, launching.init_pid()).map_err(unlimited)?;
         launching.enter(&guard.entrances().map_err(unlimited)?).map_err(unlaunched)?;
         let outside = streams.outside(*io);
@@ -262,7 +263,7 @@ impl Backend for NativeBackend {
         let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(unbrokered)?;
         let mut enforced = launched.report().clone();
         enforced.layers.insert("limits".to_owned(), guard.report(hold));
-        // Where there is no namespace the init has to find them one by one.
+        // Without a namespace the init has to find the processes one by one.
         let group = guard.group().filter(|_| plan.level != Level::Full);
         let watch = Arc::new(Mutex::new(guard.watch(launched.init_pid(), hold)));
         let layer = broker_layer(broker.traits(), (hold, can_hold), outfit.asks_reads(plan));
@@ -297,7 +298,7 @@ impl Backend for NativeBackend {
     }
 }
 
-/// What the door of a run is to know.
+/// Returns the options of a run's egress proxy.
 pub(crate) fn terms(
     plan: &Plan,
     (edge, published, resolver): (Edge, Published, Option<Arc<dyn Resolve>>),
@@ -316,8 +317,8 @@ pub(crate) fn terms(
     }
 }
 
-/// What a plan gives and what the launch keeps private: the start of the broker's powers in
-/// every sandbox.
+/// Returns the broker's powers from the plan and the private trees of the launch. Every sandbox
+/// starts with them.
 pub(crate) fn launched_powers(plan: &Plan, launching: &Launching) -> Powers {
     let private = launching.private_trees().iter().map(|tree| &tree.path);
     let mut powers = Powers::new(plan, private);
@@ -325,21 +326,21 @@ pub(crate) fn launched_powers(plan: &Plan, launching: &Launching) -> Powers {
     powers
 }
 
-/// The powers of the broker for this sandbox.
+/// Returns the powers of the broker for this sandbox.
 fn powers(plan: &Plan, launching: &Launching) -> Powers {
     let mut powers = launched_powers(plan, launching);
     if is_staged(plan) {
         powers.stage();
     }
     if plan.level == Level::Full {
-        // What a yes to the command agrees to has no mount of its own either.
+        // A path that an approval of the command covers has no mount of its own either.
         let agreed = plan.effects.iter().filter(|grant| matches!(grant, Grant::Write(_))).filter_map(Grant::path);
         powers.not_attached(launching.missing().iter().cloned().chain(agreed.map(Path::to_owned)));
     }
     powers
 }
 
-/// Where a broker tells what it saw.
+/// Returns the sink for the events of a broker.
 pub(crate) fn sink(told: &Told) -> impl Fn(BrokerEvent) + Send + use<> {
     let told = told.clone();
     move |event| told.tell(seen(event))
@@ -376,7 +377,7 @@ pub(crate) fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bo
     LayerReport { state: LayerState::Enforced, detail: format!("{speed}{holding}{tracing}") }
 }
 
-/// What holds for what is kept of a run, beyond what its plan says.
+/// Returns the reports on the stage and the caches of a run.
 fn layers_of_kept(
     (staging, lease): (Option<&Staging>, Option<&CacheLease>),
     launched: &Launched,

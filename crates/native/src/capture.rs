@@ -1,12 +1,12 @@
-//! Keeps an output stream within a bound: half from its head, half from its
-//! tail, the middle counted. It must not know whose output it is.
+//! Keeps an output stream within a limit: half from its head, half from its tail; the bytes between
+//! are counted. It must not know the source of the output.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 
-/// Bytes taken from a pipe at once.
+/// Bytes read from a pipe at once.
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// One captured stream.
@@ -18,17 +18,17 @@ pub(crate) struct Capture {
     dropped_bytes: u64,
 }
 
-/// What a drain met.
+/// Result of a read from the pipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Drained {
-    /// Nothing more for now.
+    /// No more bytes at present.
     Open,
-    /// Nothing more ever.
+    /// The end of the stream.
     Ended,
 }
 
 impl Capture {
-    /// An empty one that keeps at most this many bytes.
+    /// Makes an empty capture that keeps at most this many bytes.
     pub(crate) fn new(limit_bytes: u64) -> Self {
         let half_bytes = usize::try_from(limit_bytes / 2).unwrap_or(usize::MAX);
         Self { head: Vec::new(), tail: VecDeque::new(), half_bytes, dropped_bytes: 0 }
@@ -44,7 +44,7 @@ impl Capture {
         self.dropped_bytes += over as u64;
     }
 
-    /// Takes one chunk of what a pipe that does not block holds.
+    /// Reads one chunk from a non-blocking pipe.
     pub(crate) fn take(&mut self, pipe: BorrowedFd<'_>) -> Drained {
         let mut chunk = [0; CHUNK_BYTES];
         match rustix::io::read(pipe, &mut chunk) {
@@ -58,12 +58,12 @@ impl Capture {
         }
     }
 
-    /// Whether bytes were dropped.
+    /// Returns whether bytes were dropped.
     pub(crate) fn truncated(&self) -> bool {
         self.dropped_bytes > 0
     }
 
-    /// The text, with a line in the place of what was dropped.
+    /// Returns the text, with a line in place of the dropped bytes.
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         let mut bytes = self.head;
         if self.dropped_bytes > 0 {

@@ -1,6 +1,6 @@
-//! How many descriptors this process may open. The door takes some for each
-//! connection, undo one for each changed path, and what a shell gives a process
-//! suffices for a few hundred; the command gets what this process had.
+//! The descriptor limit of this process. The egress proxy needs some descriptors for each
+//! connection, and undo needs one for each changed path. A shell's default limit suffices for a few
+//! hundred. The command gets the limit that this process had at first.
 
 use std::sync::OnceLock;
 
@@ -9,16 +9,15 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// The limit before it was raised.
 static BEFORE: OnceLock<Rlimit> = OnceLock::new();
 
-/// Raises the limit of this process as far as it may, and tells what it is; none where there is
-/// none.
+/// Raises the limit of this process as far as possible and returns it; `None` if there is no limit.
 pub(crate) fn raise() -> Option<u64> {
     let before = *BEFORE.get_or_init(|| getrlimit(Resource::Nofile));
-    // It may always be raised so far; else fewer connections fit.
+    // A process may always raise it to the hard limit. On a failure fewer connections fit.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before });
     getrlimit(Resource::Nofile).current
 }
 
-/// The limit that a command is to have, where this process has another.
+/// Returns the limit for a command, if this process has changed its own.
 pub(crate) fn before() -> Option<Rlimit> {
     BEFORE.get().copied()
 }

@@ -1,8 +1,7 @@
-//! What this machine can enforce, layer by layer, each proved by trying it in a
-//! child of its own: a kernel's version says what could be there, not what is.
+//! Checks which layers this machine can enforce. Each is tried in a child of its own, because a
+//! kernel version only shows which features may exist.
 //!
-//! It must not know plans or profiles; whether a whole sandbox holds is tried
-//! elsewhere, with one.
+//! This module must not know plans or profiles. Other code tries a whole sandbox.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,24 +22,24 @@ use stockade_sys::ready::readable_before;
 use stockade_sys::reap::{Ended, wait_pidfd_end};
 use stockade_sys::{Errno, caps, net, passing, seccomp};
 
-/// How long one trial may take.
+/// Time-out for one trial.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A call that no child here makes for another reason.
+/// A system call that no child here makes for another reason.
 const TRIED_CALL: i64 = libc::SYS_getpriority;
-/// The answer by which a trial knows that it was refused by us.
+/// The errno by which a trial recognizes its own filter's refusal.
 const TELLTALE: Errno = Errno::XDEV;
 /// The layers that are made inside a user namespace.
 const IN_USER_NAMESPACE: [&str; 3] = ["mounts", "proc", "network-namespace"];
 
-/// What was found.
+/// Result of the checks.
 #[derive(Clone, Debug)]
 pub struct Diagnosis {
-    /// Each layer and what it can do here, in the order in which they matter.
+    /// Each layer with its state, in order of importance.
     pub layers: Vec<(&'static str, LayerReport)>,
 }
 
 impl Diagnosis {
-    /// The layers without which `level` cannot be had.
+    /// Returns the layers that `level` needs.
     fn needed(level: Level) -> &'static [&'static str] {
         match level {
             Level::Full => {
@@ -51,8 +50,8 @@ impl Diagnosis {
         }
     }
 
-    /// The layers for want of which `level` cannot be had. Where there is no user
-    /// namespace, what would lie in it is a consequence and not named.
+    /// Returns the missing layers that `level` needs. If there is no user namespace, the layers
+    /// inside it are not listed, because they are a consequence.
     pub fn missing(&self, level: Level) -> Vec<&'static str> {
         let absent = |name: &str| !self.layers.iter().any(|(n, l)| *n == name && l.state != LayerState::Absent);
         let consequence = |name: &str| absent("user-namespace") && IN_USER_NAMESPACE.contains(&name);
@@ -60,7 +59,7 @@ impl Diagnosis {
     }
 }
 
-/// What to do where `layer` is missing and nothing closer to the cause is known.
+/// Returns the hint for a missing `layer`, if no closer cause is known.
 pub fn remedy(layer: &str) -> Option<&'static str> {
     Some(match layer {
         "user-namespace" => "allow user namespaces on this machine, or use `--level restricted`, which does without",
@@ -77,8 +76,8 @@ pub fn remedy(layer: &str) -> Option<&'static str> {
     })
 }
 
-/// Tries every layer. Takes some milliseconds; at most a few seconds each where
-/// something hangs.
+/// Tries every layer. It takes some milliseconds, and at most a few seconds for each layer that
+/// hangs.
 pub fn doctor() -> Diagnosis {
     let user_namespace = user_namespace();
     let inside = |trial: fn() -> Result<(), Errno>, what: &str| match user_namespace {
@@ -99,7 +98,7 @@ pub fn doctor() -> Diagnosis {
     Diagnosis { layers }
 }
 
-/// `ENOSPC` is how the kernel says that a limit is reached (user_namespaces(7)).
+/// The kernel returns `ENOSPC` if a limit is reached (user_namespaces(7)).
 fn identity(trial: Result<(), Errno>) -> LayerReport {
     match trial {
         Err(Errno::NOSPC) => report(
@@ -121,7 +120,7 @@ fn from_trial(trial: Result<(), Errno>, what: &str) -> LayerReport {
     }
 }
 
-/// Runs `body` in a child with these namespaces; its errno is the exit code.
+/// Runs `body` in a child with these namespaces. The child's exit code is the errno.
 fn in_child(namespaces: u64, body: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
     let child = fork_with(namespaces, 0, || match body() {
         Ok(()) => 0,
@@ -129,13 +128,13 @@ fn in_child(namespaces: u64, body: impl FnOnce() -> Result<(), Errno>) -> Result
     })?;
     match end_of(&child)? {
         Ended::Exited(0) => Ok(()),
-        // Errno numbers end at 133, far below the 255 of an exit code.
+        // Errno numbers end at 133, far below the largest exit code, 255.
         Ended::Exited(code) => Err(Errno::from_raw_os_error(code)),
         Ended::Signaled(_) => Err(Errno::IO),
     }
 }
 
-/// Waits for a child, and ends it where it hangs.
+/// Waits for a child, and kills it if it hangs.
 fn end_of(child: &Child) -> Result<Ended, Errno> {
     let timed_out = !readable_before(&[child.pidfd.as_fd()], Instant::now() + PATIENCE)?;
     if timed_out {
@@ -145,7 +144,7 @@ fn end_of(child: &Child) -> Result<Ended, Errno> {
     if timed_out { Err(Errno::TIMEDOUT) } else { ended.ok_or(Errno::CHILD) }
 }
 
-/// A user namespace in which this user is itself.
+/// Tries a user namespace that maps this user to itself.
 fn user_namespace() -> Result<(), Errno> {
     let (uid, gid) = (geteuid(), getegid());
     let maps = [("setgroups", "deny".to_owned()), ("uid_map", one(uid.as_raw())), ("gid_map", one(gid.as_raw()))];
@@ -191,7 +190,7 @@ fn network() -> Result<(), Errno> {
         let connect = |to: SocketAddr| {
             let socket = net::tcp_socket(to)?;
             match rustix::net::connect(&socket, &to) {
-                // The loopback answers within the call.
+                // A connect to the loopback completes within the call.
                 Err(Errno::INPROGRESS) | Ok(()) => rustix::net::sockopt::socket_error(&socket)?,
                 other => other,
             }
@@ -204,7 +203,7 @@ fn network() -> Result<(), Errno> {
     })
 }
 
-/// The same open succeeds before and is refused after.
+/// Tries Landlock: the same open succeeds before the restriction and is refused after it.
 fn landlock() -> LayerReport {
     let tried = landlock::abi().and_then(|abi| {
         let rules = Ruleset::new(abi, access::changing(abi), 0, 0)?;
@@ -237,7 +236,7 @@ fn refusing(action: Action) -> Result<Program, Errno> {
     compile(&rules, TRIED_CALL.unsigned_abs() as u32 + 1000, Action::Allow).map_err(|_| Errno::INVAL)
 }
 
-/// Makes the call that the filter knows.
+/// Makes the call that the filter refuses.
 fn try_call() -> Result<(), Errno> {
     match rustix::process::getpriority_process(None) {
         Err(TELLTALE) => Ok(()),
@@ -254,7 +253,7 @@ fn filter() -> Result<(), Errno> {
     })
 }
 
-/// A whole round: the child is trapped, the question arrives here, and the
+/// Tries a whole round trip: the child's call is trapped, the notification arrives here, and the
 /// answer arrives there.
 fn notify() -> LayerReport {
     match notify_round() {

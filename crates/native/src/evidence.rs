@@ -1,5 +1,5 @@
-//! Evidence of what no trapped call shows: a hidden path that was
-//! opened, a private temp that ran full. It must not know who asks.
+//! Evidence of events that no trapped call shows: a hidden path was opened, or the private
+//! temporary directory was full. It must not know its readers.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -14,11 +14,11 @@ use stockade_model::{Denial, Grant, Layer, Operation, Plan, RawText, Resolution}
 use crate::launch::HiddenReads;
 use crate::own_trees::NamedPaths;
 
-/// Distinct hidden paths told of one attempt.
+/// Most distinct hidden paths that are reported for one attempt.
 const HIDDEN_MAX: usize = 256;
 
-/// Tells of hidden paths that were opened. The placeholders they are hidden
-/// behind are watched; which process it was, inotify does not say.
+/// Reports openings of hidden paths. It watches the placeholders that hide them. Inotify does not
+/// report which process opened them.
 #[derive(Debug)]
 pub(crate) struct HiddenWatch {
     reads: HiddenReads,
@@ -36,13 +36,13 @@ impl HiddenWatch {
         self.reads.inotify.as_fd()
     }
 
-    /// The openings since the last call, each path once per attempt.
+    /// Returns the openings since the last call, each path once per attempt.
     pub(crate) fn take(&mut self) -> Vec<Denial> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = Reader::new(&self.reads.inotify, &mut buffer);
         let mut opened = Vec::new();
         while let Ok(event) = reader.next() {
-            // The end of the mount is told too.
+            // Inotify also reports the end of the mount.
             if !event.events().contains(ReadFlags::OPEN) {
                 continue;
             }
@@ -80,7 +80,8 @@ fn read_denial(object: PathBuf) -> Denial {
     }
 }
 
-/// Tells at the end whether the private temp was full, and what of it the command named.
+/// Reports at the end if the private temporary directory was full, and which of its paths the
+/// command named.
 #[derive(Debug)]
 pub(crate) struct TempWatch {
     temp: OwnedFd,
@@ -92,14 +93,14 @@ impl TempWatch {
         Self { temp, named: NamedPaths::of(plan) }
     }
 
-    /// What was there in between and removed again is not seen.
+    /// Returns the denials. Files that were made and removed meanwhile are not seen.
     pub(crate) fn end(self) -> Vec<Denial> {
         let full = self.full();
         let named = self.named.evidence(self.temp.as_fd());
         full.into_iter().chain(named).collect()
     }
 
-    /// A denial where no more can be written.
+    /// Returns a denial if no more can be written.
     fn full(&self) -> Option<Denial> {
         let space = rustix::fs::fstatvfs(&self.temp).ok()?;
         if space.f_blocks == 0 || space.f_bavail > 0 && space.f_favail > 0 {

@@ -1,8 +1,8 @@
-//! Which system calls a sandboxed command may make, as a program for the kernel.
+//! The seccomp filter of a sandboxed command, as a program for the kernel.
 //!
-//! The tables are data with a reason on each entry; this file only picks and
-//! joins them. Refusals come before questions, and what is in no table runs:
-//! the mounts, Landlock and the lack of privilege still decide on it.
+//! The tables are data with a reason for each entry; this file only selects and joins them.
+//! Refusals come before notifications. A call in no table is allowed: the mounts, Landlock and the
+//! lack of privileges still decide on it.
 
 use stockade_model::Level;
 use stockade_sys::bpf::{Action, Comparison, CompileError, Condition, Program, Rule, Width, compile};
@@ -11,21 +11,20 @@ use stockade_sys::bpf::{Action, Comparison, CompileError, Condition, Program, Ru
 mod base;
 use crate::broker::{Test, Trap, notify_table};
 
-/// The newest system call that these tables take a stand on: `file_setattr`
-/// (kernel 6.17). Numbers above it are answered ENOSYS. From 424 on they are
-/// the same on every architecture.
+/// The newest system call that these tables cover: `file_setattr` (kernel 6.17). Calls with higher
+/// numbers fail with ENOSYS. From 424 on, numbers are the same on every architecture.
 const NEWEST_CALL: u32 = 469;
 
-/// One line of a table.
+/// One entry of a table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     /// Number of the system call.
     pub(crate) call: i64,
-    /// All must hold.
+    /// All conditions must hold.
     pub(crate) conditions: &'static [Condition],
-    /// The answer.
+    /// The action.
     pub(crate) action: Action,
-    /// Why.
+    /// The reason.
     pub(crate) reason: &'static str,
 }
 
@@ -35,7 +34,7 @@ impl Entry {
     }
 }
 
-/// How many calls of each kind a filter holds, for the report.
+/// Number of filter entries of each kind, for the report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FilterSize {
     /// Table entries that refuse.
@@ -44,21 +43,21 @@ pub struct FilterSize {
     pub asked: usize,
 }
 
-/// What else a filter depends on.
+/// Further options of a filter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FilterOptions {
-    /// Reads are asked about too.
+    /// True if reads are trapped too.
     pub traced: bool,
-    /// The network around is the run's own, also at level restricted.
+    /// True if the surrounding network is the run's own, also at level restricted.
     pub own_network: bool,
-    /// The run has a small limit of the disk.
+    /// True if the run has a small limit of the disk.
     pub small_disk: bool,
 }
 
-/// The filter of a command.
+/// Returns the filter of a command.
 ///
 /// # Errors
-/// Never with the tables as they are; a test compiles them.
+/// None with the current tables; a test compiles them.
 pub fn command_filter(level: Level, options: FilterOptions) -> Result<(Program, FilterSize), CompileError> {
     let rules = command_rules(level, options);
     let size = FilterSize {
@@ -68,8 +67,8 @@ pub fn command_filter(level: Level, options: FilterOptions) -> Result<(Program, 
     Ok((compile(&rules, NEWEST_CALL, Action::Allow)?, size))
 }
 
-/// Refusals first, then what the broker is asked, then the rest of socket(2):
-/// at level restricted the broker is asked about two of its families.
+/// Returns refusals first, then the calls for the broker, then the rest of socket(2). At level
+/// restricted the broker decides on two of its families.
 fn command_rules(level: Level, options: FilterOptions) -> Vec<Rule> {
     let has_hosts = level == Level::Restricted && !options.own_network;
     let of_hosts: &[Entry] = if has_hosts { base::SHARED_PORTS } else { &[] };
@@ -79,7 +78,7 @@ fn command_rules(level: Level, options: FilterOptions) -> Vec<Rule> {
     refused.chain(asked).chain(base::SOCKETS_LAST.iter().map(Entry::rule)).collect()
 }
 
-/// The filter of a command that is asked about nothing, to measure against.
+/// Returns the filter of a command with no trapped calls, for measurements.
 #[cfg(feature = "measure")]
 pub(crate) fn unasked_filter(level: Level) -> Result<Program, CompileError> {
     let rules: Vec<Rule> = refused_entries(level).chain(base::SOCKETS_LAST).map(Entry::rule).collect();
@@ -98,26 +97,26 @@ fn asked_rule(trap: &Trap) -> Rule {
     Rule { call: trap.call, conditions: conditions.collect(), action: Action::Notify }
 }
 
-/// The filter of the process that stands between the caller and the command:
-/// it may wait, kill and report, and nothing else.
+/// Returns the filter of the init, which runs between the caller and the command. The init may only
+/// wait, kill and report.
 ///
 /// # Errors
-/// Never with the tables as they are; a test compiles them.
+/// None with the current tables; a test compiles them.
 pub fn init_filter(level: Level) -> Result<Program, CompileError> {
     let extra: &[Entry] = if level == Level::Restricted { base::INIT_RESTRICTED } else { base::INIT_FULL };
     let rules: Vec<Rule> = base::INIT.iter().chain(extra).map(Entry::rule).collect();
     compile(&rules, NEWEST_CALL, Action::Errno(libc::EPERM as u16))
 }
 
-/// What a command of `level` is refused without a question: the number of each
-/// call and why.
+/// Returns the calls that a command of `level` is refused without the broker: the number and the
+/// reason of each.
 pub fn refusals(level: Level) -> impl Iterator<Item = (i64, &'static str)> {
     let entries = refused_entries(level).chain(base::SOCKETS_LAST);
     entries.filter(|e| matches!(e.action, Action::Errno(_))).map(|e| (e.call, e.reason))
 }
 
-/// What no command is let make at any level, whatever the arguments: the number of each
-/// call and the errno that it is answered.
+/// Returns the calls that no command may make at any level, whatever the arguments: the number of
+/// each and its errno.
 pub fn never_allowed() -> impl Iterator<Item = (i64, u16)> {
     let depends = |call: i64| base::REFUSED.iter().any(|entry| entry.call == call && !entry.conditions.is_empty());
     base::REFUSED.iter().filter(move |entry| !depends(entry.call)).filter_map(|entry| match entry.action {
@@ -156,7 +155,7 @@ mod tests {
         }
     }
 
-    /// An entry behind one without conditions can never decide.
+    /// An entry after one without conditions can never decide.
     #[test]
     fn no_entry_is_out_of_reach() {
         for level in [Level::Full, Level::Restricted] {

@@ -1,5 +1,5 @@
-//! What is refused without asking anybody. Data; order matters within a call:
-//! the first entry that matches decides.
+//! Calls that are refused without the broker. Data; the order matters within a call: the first
+//! matching entry decides.
 
 use stockade_sys::bpf::Comparison::{Equal, NotEqual};
 use stockade_sys::bpf::{Action, Condition, Width};
@@ -15,12 +15,11 @@ const NOT_SUPPORTED: Action = Action::Errno(libc::EOPNOTSUPP as u16);
 /// `MSG_FASTOPEN`: the first message connects.
 const FAST_OPEN: u32 = libc::MSG_FASTOPEN as u32;
 
-/// `CLONE_NEW*` bits (linux/sched.h). `CLONE_NEWTIME` (0x80) is one of the
-/// signal bits of clone and means a namespace in unshare alone.
+/// `CLONE_NEW*` bits (linux/sched.h). `CLONE_NEWTIME` (0x80) is not included: in clone it is one of
+/// the signal bits, and only in unshare does it mean a namespace.
 const NAMESPACES: u32 = 0x0002_0000 | 0x0200_0000 | 0x0400_0000 | 0x0800_0000 | 0x1000_0000 | 0x2000_0000 | 0x4000_0000;
 
-/// Calls that came after the numbers were made equal on all architectures and
-/// that the libc crate need not know.
+/// Newer calls that the libc crate may lack. They have the same number on all architectures.
 mod recent {
     pub const MOUNT_SETATTR: i64 = 442;
     pub const QUOTACTL_FD: i64 = 443;
@@ -119,7 +118,7 @@ pub(super) const REFUSED: &[Entry] = &[
     refuse(libc::SYS_fanotify_mark, PERM, "watches, and can hold up, the whole filesystem"),
     refuse(libc::SYS_pidfd_getfd, PERM, OTHER_PROCESSES),
     refuse(recent::LSM_SET_SELF_ATTR, PERM, "security labels are the host's"),
-    // The kernel looks at the lower 32 bits of an ioctl number (CVE-2019-7303).
+    // The kernel reads the lower 32 bits of an ioctl number (CVE-2019-7303).
     when(libc::SYS_ioctl, &[Condition::equals(1, 0x5412)], PERM, TERMINAL), // TIOCSTI
     when(libc::SYS_ioctl, &[Condition::equals(1, 0x541c)], PERM, TERMINAL), // TIOCLINUX
     when(libc::SYS_ioctl, &[Condition::equals(1, 0x541d)], PERM, TERMINAL), // TIOCCONS
@@ -130,8 +129,8 @@ pub(super) const REFUSED: &[Entry] = &[
     when(libc::SYS_ioctl, &[Condition::equals(1, 0x4004_9409)], Action::Allow, "FICLONE copies into an open file"),
     when(libc::SYS_ioctl, &[Condition::equals(1, 0x4020_940d)], Action::Allow, "FICLONERANGE copies into an open file"),
     when(libc::SYS_ioctl, &[Condition::equals(1, 0xc018_9436)], Action::Allow, "FIDEDUPERANGE changes no content"),
-    // By their type, the second byte (ioctl_list(2)); of those of filesystems, what only
-    // reads. Whatever a filesystem has beside these changes a file past every path check.
+    // By their type, the second byte (ioctl_list(2)). Of those of filesystems, only ioctls that
+    // read are allowed. Any other ioctl of a filesystem changes a file without a path check.
     when(
         libc::SYS_ioctl,
         &[Condition::masked(1, 0xff00, Equal, 0x5400)],
@@ -176,13 +175,13 @@ pub(super) const REFUSED: &[Entry] = &[
         "a lease holds up whoever else opens the file",
     ),
     when(libc::SYS_prlimit64, &[Condition::differs(0, 0)], PERM, "changes the limits of other processes"),
-    // Execution domains: 0, PER_LINUX32, without address randomisation, and the question.
+    // Execution domains: 0, PER_LINUX32, without address randomisation, and the query.
     when(libc::SYS_personality, &[Condition::equals(0, 0)], Action::Allow, "the ordinary domain"),
     when(libc::SYS_personality, &[Condition::equals(0, 8)], Action::Allow, "PER_LINUX32, for setarch"),
     when(libc::SYS_personality, &[Condition::equals(0, 0x4_0000)], Action::Allow, "ADDR_NO_RANDOMIZE, for debuggers"),
     when(libc::SYS_personality, &[Condition::equals(0, u32::MAX)], Action::Allow, "asks for the current domain"),
     refuse(libc::SYS_personality, PERM, "other domains weaken memory protection"),
-    // Programs fall back to a connect, which is asked about.
+    // Programs fall back to a connect, on which the broker decides.
     when(libc::SYS_sendto, &[Condition::any_bit(3, FAST_OPEN)], NOT_SUPPORTED, CONNECTS),
     when(libc::SYS_sendmsg, &[Condition::any_bit(2, FAST_OPEN)], NOT_SUPPORTED, CONNECTS),
     when(libc::SYS_sendmmsg, &[Condition::any_bit(3, FAST_OPEN)], NOT_SUPPORTED, CONNECTS),
@@ -194,8 +193,8 @@ pub(super) const REFUSED: &[Entry] = &[
     when(libc::SYS_socket, &[UNIX], PERM, "a datagram socket can be sent from to any address"),
 ];
 
-/// Arguments of socket(2). The kind shares its word with SOCK_NONBLOCK and
-/// SOCK_CLOEXEC, hence the mask.
+/// Arguments of socket(2). The type shares its word with SOCK_NONBLOCK and SOCK_CLOEXEC, so it
+/// needs a mask.
 const UNIX: Condition = Condition::equals(0, libc::AF_UNIX as u32);
 const INET: Condition = Condition::equals(0, libc::AF_INET as u32);
 const INET6: Condition = Condition::equals(0, libc::AF_INET6 as u32);
@@ -232,11 +231,11 @@ pub(super) const FULL: &[Entry] = &[
 
 const ON_BEHALF: &str = "its connect, bind and listen are asked about, and no message connects it";
 const WHOLE_GROUPS: &str = "without a PID namespace a group or a user has processes that are not the run's";
-/// Of ioprio_set(2).
+/// Argument of ioprio_set(2).
 const IOPRIO_WHO_PROCESS: u32 = 1;
 const HOST_IPC: &str = "System V and message-queue objects are the host's, and no path rule covers them";
 
-/// Level restricted: what namespaces would confine is refused instead.
+/// Level restricted: calls that namespaces would confine are refused instead.
 pub(super) const RESTRICTED: &[Entry] = &[
     refuse(libc::SYS_shmget, PERM, HOST_IPC),
     refuse(libc::SYS_shmat, PERM, HOST_IPC),
@@ -259,7 +258,7 @@ pub(super) const RESTRICTED: &[Entry] = &[
     when(libc::SYS_ioprio_set, &[Condition::differs(0, IOPRIO_WHO_PROCESS)], PERM, WHOLE_GROUPS),
 ];
 
-/// After the families of the level: everything else that socket(2) can make.
+/// After the families of the level: all other sockets that socket(2) can make.
 pub(super) const SOCKETS_LAST: &[Entry] = &[refuse(
     libc::SYS_socket,
     NO_FAMILY,
@@ -268,7 +267,7 @@ pub(super) const SOCKETS_LAST: &[Entry] = &[refuse(
 
 const SUPERVISES: &str = "waits for the command and for word from outside";
 
-/// What the supervising process may do.
+/// Calls that the init may make.
 pub(super) const INIT: &[Entry] = &[
     refuse(libc::SYS_read, Action::Allow, SUPERVISES),
     refuse(libc::SYS_pread64, Action::Allow, "reports what was written"),
@@ -294,12 +293,12 @@ pub(super) const INIT: &[Entry] = &[
 const RESERVES: &str = "space that is reserved without a write is counted by nothing; programs write it instead";
 const FILE_SIZE: &str = "how large a file may become is a part of the disk limit, which is not for the run to raise";
 
-/// `FALLOC_FL_PUNCH_HOLE` and `FALLOC_FL_COLLAPSE_RANGE`: they give space back.
+/// `FALLOC_FL_PUNCH_HOLE` and `FALLOC_FL_COLLAPSE_RANGE`: they free space.
 const GIVES_BACK: u32 = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) as u32;
-/// A pointer to new limits: without one nothing is set.
+/// A pointer to new limits. Without one the call sets nothing.
 const SETS: Condition = Condition { argument: 2, width: Width::Bits64, mask: u64::MAX, comparison: NotEqual, value: 0 };
 
-/// With a small limit of the disk.
+/// Refused with a small limit of the disk.
 pub(super) const SMALL_DISK: &[Entry] = &[
     when(libc::SYS_fallocate, &[Condition::masked(1, GIVES_BACK, Equal, 0)], NOT_SUPPORTED, RESERVES),
     when(libc::SYS_setrlimit, &[Condition::equals(0, libc::RLIMIT_FSIZE)], PERM, FILE_SIZE),
@@ -308,8 +307,8 @@ pub(super) const SMALL_DISK: &[Entry] = &[
 
 const SHARES: &str = "a port that is shared takes connections that are for a server of the host";
 
-/// Without a network of its own: a server of the host that shares its port would share it with
-/// the run.
+/// Refused without a network of the run's own: a server of the host that allows port sharing would
+/// share its port with the run.
 pub(super) const SHARED_PORTS: &[Entry] = &[when(
     libc::SYS_setsockopt,
     &[Condition::equals(1, libc::SOL_SOCKET as u32), Condition::equals(2, libc::SO_REUSEPORT as u32)],
@@ -319,7 +318,7 @@ pub(super) const SHARED_PORTS: &[Entry] = &[when(
 
 const LISTENS: &str = "makes sockets in the run's own network for the way out";
 
-/// At level full there is a network of the run's own.
+/// At level full the run has a network of its own.
 pub(super) const INIT_FULL: &[Entry] = &[
     when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], Action::Allow, LISTENS),
     when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], Action::Allow, LISTENS),
@@ -335,7 +334,7 @@ const IPV6_LEVEL: Condition = Condition::equals(1, libc::IPPROTO_IPV6 as u32);
 
 const CLEANS: &str = "finds what is left of the run, and removes its private directory";
 
-/// At level restricted there is no namespace whose end would do it.
+/// At level restricted no namespace ends the processes, so the init must find them.
 pub(super) const INIT_RESTRICTED: &[Entry] = &[
     refuse(libc::SYS_openat, Action::Allow, CLEANS),
     refuse(libc::SYS_getdents64, Action::Allow, CLEANS),

@@ -1,8 +1,8 @@
-//! Commands without walls of ours: the backend of profile `host`, which has no sandbox
-//! at all, and that of a place which others have walled in.
+//! Commands without isolation of this project. One backend is for profile `host`, which has no
+//! sandbox at all; the other is for an environment that another runtime has isolated.
 //!
-//! The one place of the project that starts a program without walls. The engine
-//! comes to the first only after a person's own word for this one command (L1).
+//! This is the only code of the project that starts a program without isolation. The engine uses
+//! the first backend only after the user's explicit approval of this one command (L1).
 
 use std::collections::BTreeMap;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -23,14 +23,14 @@ use crate::backend::unlaunched;
 use crate::capture::{Capture, Drained};
 use crate::launch::image;
 
-/// How long what a command left behind may take to end once it was killed.
+/// Time-out for the end of killed processes that a command left behind.
 const LEFT_END_WITHIN: Duration = Duration::from_secs(10);
-/// The variable by which what a command started is known where nobody adopts orphans.
+/// Environment variable that identifies the processes of a command if no process adopts orphans.
 const MARK: &str = "STOCKADE_COMMAND";
-/// How soon it is looked for again.
+/// Interval between two searches for them.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// Runs commands as they are, on the host.
+/// Backend that runs commands unchanged on the host.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostBackend;
 
@@ -64,9 +64,9 @@ impl Backend for HostBackend {
     }
 }
 
-/// Runs commands within walls that others made, where the kernel has nothing to build
-/// ours of: a container whose runtime is a kernel of its own. What a command leaves behind
-/// ends with it; so there is one for each process that uses this.
+/// Backend that runs commands within existing isolation whose kernel lacks the needed features: a
+/// container with a runtime that is a kernel of its own. The processes that a command leaves behind
+/// are killed when it ends. Therefore each process that uses this backend runs one command.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EnclosedBackend;
 
@@ -105,7 +105,7 @@ fn demand_directory(path: &Path) -> Result<(), StartError> {
     }
 }
 
-/// Known to nobody who did not start with it.
+/// Returns a mark that only processes started with it know.
 fn mark() -> Result<String, StartError> {
     unguessable_name().map_err(|errno| StartError { what: format!("cannot get random bytes: {errno}"), hint: None })
 }
@@ -131,7 +131,8 @@ struct HostAttempt {
     enforced: EnforcementReport,
     group: Arc<Mutex<Option<Pid>>>,
     watcher: Option<JoinHandle<()>>,
-    /// What is in the environment of all that it starts, where that ends with it.
+    /// Value of the environment variable of all processes that it starts, if they are killed at its
+    /// end.
     mark: Option<String>,
 }
 
@@ -143,11 +144,11 @@ impl Attempt for HostAttempt {
     #[allow(clippy::disallowed_methods, reason = "starting a program without a sandbox is what profile host is")]
     fn release(&mut self) -> Result<(), StartError> {
         let image = image(&self.plan).map_err(unlaunched)?;
-        // Its name alone: it is told of where the program cannot be executed.
+        // The name only; it is reported if the program cannot be executed.
         let mut command = Command::new(self.plan.argv.first().map(RawText::as_os_str).unwrap_or_default());
         command.current_dir(self.plan.cwd.as_path());
         match self.io {
-            // Who leads a session leads a group.
+            // A session leader is also a process group leader.
             Io::Terminal => seat_at_terminal(&mut command),
             Io::Inherit => drop(command.process_group(0)),
             Io::Capture { .. } => drop(command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped())),
@@ -177,7 +178,7 @@ impl Attempt for HostAttempt {
         if let Some(signal) = Signal::from_named_raw(signal)
             && let Some(group) = *self.group.lock().unwrap_or_else(PoisonError::into_inner)
         {
-            // It may have ended meanwhile.
+            // The group may have ended meanwhile.
             let _ = kill_process_group(group, signal);
         }
     }
@@ -194,7 +195,7 @@ impl Drop for HostAttempt {
     fn drop(&mut self) {
         self.kill();
         if let Some(watcher) = self.watcher.take() {
-            // A watcher that panicked has nothing left to do.
+            // A watcher that panicked has no work left.
             let _ = watcher.join();
         }
     }
@@ -218,12 +219,12 @@ fn watch(
     let mut usage = Usage::default();
     if let Some(mark) = mark {
         end_all(&mark);
-        // There is one command in each process that marks it.
+        // Each process that sets the mark runs one command.
         let used = children_used();
         usage = Usage { cpu_ms: used.cpu_us / 1000, memory_peak_bytes: used.memory_peak_bytes, ..usage };
     }
     let [output, errors] = [output, errors].map(|reader| reader.and_then(|reader| reader.join().ok()));
-    // The number may be given to another group from here on.
+    // From here on the kernel may reuse the number for another group.
     *group.lock().unwrap_or_else(PoisonError::into_inner) = None;
     let end = match status {
         Ok(status) => match (status.code(), status.signal()) {
@@ -246,7 +247,7 @@ fn drain(pipe: &impl std::os::fd::AsFd, limit_bytes: u64) -> Capture {
     capture
 }
 
-/// Ends every process that a command started.
+/// Kills every process that a command started.
 fn end_all(mark: &str) {
     let deadline = Instant::now() + LEFT_END_WITHIN;
     loop {
@@ -260,12 +261,14 @@ fn end_all(mark: &str) {
     }
 }
 
-/// Its number may be another's by now: of one that is within the same walls.
+/// Kills a process. Its number may belong to another process by now, but only within the same
+/// isolation.
 fn kill(process: Pid) {
     let _ = kill_process(process, Signal::KILL);
 }
 
-/// The processes that descend from this one, and those of its command that do no more.
+/// Returns the descendants of this process, and marked processes of its command that are no longer
+/// descendants.
 fn started_with(mark: &str) -> Vec<Pid> {
     let numbers = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -273,7 +276,7 @@ fn started_with(mark: &str) -> Vec<Pid> {
     let own = rustix::process::getpid().as_raw_nonzero().get();
     let descends = |number: i32| {
         let mut at = number;
-        // No family is deeper than all processes.
+        // No chain of parents is longer than the number of processes.
         (0..parents.len()).any(|_| {
             at = parents.get(&at).copied().unwrap_or_default();
             at == own

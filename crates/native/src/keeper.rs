@@ -1,8 +1,8 @@
-//! Watches over one command and its sandbox on a thread of its own: for the end,
-//! for opened hidden paths, for output, for limits. It never waits for a person.
+//! Monitors one command and its sandbox on a thread of its own: the end, opened hidden paths,
+//! output and limits. It never waits for the user.
 //!
-//! A command of a sandbox that lasts may leave processes behind. Its end is told
-//! all the same, and they are kept from here on as long as there is one.
+//! A command of a persistent sandbox may leave processes behind. Its end is reported all the same,
+//! and the thread then serves these processes until the last one exits.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,18 +30,18 @@ use crate::streams::Output;
 use crate::undoing::Undoing;
 use crate::way_out::{LostDatagrams, WayOut};
 
-/// How long the broker may take to end once its callers are gone.
+/// Time-out for the broker's end once its callers are gone.
 const BROKER_ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// How long the last processes of a command of a sandbox that lasts may take to be
-/// gone, before they count as left behind.
+/// Time-out for the end of the last processes of a command in a persistent sandbox. After it, they
+/// count as left behind.
 const LEFT_AFTER: Duration = Duration::from_millis(100);
-/// How often the keeper looks around though nothing woke it.
+/// Longest interval between two checks of the keeper if no event wakes it.
 const LOOK_AROUND: Duration = Duration::from_secs(1);
-/// How many chunks of output are taken after the end: all that a pipe holds.
+/// Most chunks of output that are read after the end: the whole content of a pipe.
 const LAST_CHUNKS_MAX: usize = 64;
 
-/// Where a keeper, a broker and a door tell what happens: the attempt, and after its
-/// end the sandbox.
+/// Receiver of the events of a keeper, a broker and an egress proxy: the attempt, and after its end
+/// the sandbox.
 #[derive(Clone)]
 pub(crate) struct Told {
     attempt: Events,
@@ -56,17 +56,17 @@ struct After {
 }
 
 impl Told {
-    /// To the attempt alone.
+    /// Makes a receiver that reports to the attempt alone.
     pub(crate) fn to_attempt(attempt: Events) -> Self {
         Self { attempt, after: None }
     }
 
-    /// To the attempt of this request, then to its sandbox.
+    /// Makes a receiver that reports to the attempt of this request, then to its sandbox.
     pub(crate) fn in_sandbox(attempt: Events, sandbox: SandboxEvents, request: RequestId) -> Self {
         Self { attempt, after: Some(After { sandbox, request, ended: Arc::default() }) }
     }
 
-    /// Tells one event.
+    /// Reports one event.
     pub(crate) fn tell(&self, event: AttemptEvent) {
         let Some(After { sandbox, request, ended }) = &self.after else { return self.attempt.tell(event) };
         let is_last = matches!(event, AttemptEvent::Ended(_));
@@ -80,9 +80,9 @@ impl Told {
         match event {
             AttemptEvent::Denied(denial) => sandbox.tell(SandboxEvent::Denied { request, denial }),
             AttemptEvent::Connection(record) => sandbox.tell(SandboxEvent::Connection { request, record }),
-            // The sandbox tells of it once, for all.
+            // The sandbox reports it once, for all commands.
             AttemptEvent::Breached(_) => {}
-            // Nobody could answer.
+            // No approver could answer.
             AttemptEvent::Held { .. } | AttemptEvent::Withdrawn(_) => {}
             AttemptEvent::Signed { .. } => {}
             AttemptEvent::Executed { .. } | AttemptEvent::Stopped(_) | AttemptEvent::Ended(_) => {}
@@ -90,26 +90,26 @@ impl Told {
     }
 }
 
-/// What a command of a sandbox that lasts leaves to it.
+/// Handling of the processes that a command leaves in a persistent sandbox.
 pub(crate) struct Leaves {
-    /// Whether what it left goes on.
+    /// Decides whether these processes keep running.
     background: Background,
     group: Option<Arc<Group>>,
     _on_breach: OnBreach,
 }
 
-/// Told of a limit that all commands of a sandbox together went beyond.
+/// Callback for a limit that all commands of a sandbox together have exceeded.
 pub(crate) type OnBreach = Arc<dyn Fn(&Denial) + Send + Sync>;
 
 impl Leaves {
-    /// `group` is its own control group, where there is one; `on_breach` hears of the
-    /// sandbox's limits as long as anything of it is there.
+    /// `group` is the command's own control group, if it has one. `on_breach` receives the
+    /// sandbox's exceeded limits as long as a process of the command exists.
     pub(crate) fn new(background: Background, group: Option<Arc<Group>>, on_breach: OnBreach) -> Self {
         Self { background, group, _on_breach: on_breach }
     }
 
-    /// At the end of the command: what there is to report, and who serves what goes
-    /// on, if anything does.
+    /// Settles the end of the command. Returns the broker's report, and the broker if it must serve
+    /// processes that keep running.
     fn settle(&self, broker: BrokerHandle, end: &CommandEnd) -> (BrokerReport, Option<BrokerHandle>) {
         let keeps = self.background == Background::Keep && !matches!(end, CommandEnd::Lost(_));
         if keeps {
@@ -123,20 +123,20 @@ impl Leaves {
     }
 }
 
-/// The thread's own.
+/// State of the thread.
 pub(crate) struct Keeper {
     kept: Kept,
     outside: Option<[Output; 2]>,
     told: Told,
 }
 
-/// What there is to keep once the sandbox stands.
+/// The parts of a running sandbox that the keeper serves.
 pub(crate) struct Kept {
     pub(crate) end: OwnedFd,
     pub(crate) launched: Arc<Mutex<Launched>>,
     pub(crate) broker: BrokerHandle,
     pub(crate) way: Arc<WayOut>,
-    /// The same until the first name is asked for.
+    /// The egress proxy, until the first name is queried.
     pub(crate) names: Option<Arc<WayOut>>,
     pub(crate) lost: Option<LostDatagrams>,
     pub(crate) hidden: Option<HiddenWatch>,
@@ -146,12 +146,12 @@ pub(crate) struct Kept {
     pub(crate) lease: Option<CacheLease>,
     /// The ssh agent of the run, which ends with this.
     pub(crate) agent: Option<AgentHandle>,
-    /// What the run changed in its workspace, where it is kept.
+    /// Record of the run's changes in its workspace, if it is kept.
     pub(crate) undoing: Option<Undoing>,
-    /// Of the names of other workspaces' layers, at its end.
+    /// Renews the names of other workspaces' layers at its end.
     pub(crate) renewal: Option<NameRotation>,
     pub(crate) watch: Arc<Mutex<Watch>>,
-    /// In a sandbox that lasts alone.
+    /// Present in a persistent sandbox only.
     pub(crate) leaves: Option<Leaves>,
 }
 
@@ -162,7 +162,7 @@ pub(crate) struct KeeperBegun {
 }
 
 impl KeeperBegun {
-    /// Lets it watch. What it returns is hung up when the sandbox is gone.
+    /// Starts the monitoring. The returned channel disconnects when the sandbox is gone.
     pub(crate) fn keep(self, kept: Kept) -> Result<Receiver<()>, StartError> {
         let gone = || StartError { what: "the thread that watches the sandbox ended".to_owned(), hint: None };
         self.kept.send(kept).map_err(|_| gone())?;
@@ -186,7 +186,7 @@ impl Keeper {
         Ok(KeeperBegun { kept, over })
     }
 
-    /// Watches until the end, then reports it, and keeps what goes on.
+    /// Monitors until the end, reports it, and then serves the remaining processes.
     fn keep(mut self, on_drop: Sender<()>) {
         let (end, usage) = command_end(self.watch_until_end());
         let Self { kept, outside, told } = self;
@@ -204,28 +204,29 @@ impl Keeper {
             }
             Some(leaves) => leaves.settle(broker, &end),
         };
-        // After the last connect, before the end: its records belong to the run.
+        // After the last connect and before the end, because the connection records belong to the
+        // run.
         if left.is_none() {
             way.close();
         }
         drop(kept.agent);
         report.denials.into_iter().filter(|d| d.count > 1).for_each(|denial| told.tell(AttemptEvent::Denied(denial)));
-        // What is shared with the init goes before the init, which closes it
-        // last and so waits for the kernel instead of us.
+        // Objects that are shared with the init are closed before the init exits. The init then
+        // closes them last, and waits for the kernel instead of this process.
         drop((hidden, end_fd));
         let mut end = attempt_end((end, usage), (outside, report.reads), (watch, staging), report.changed, &told);
         end.project_files = report.project_files;
-        // Before anybody can change something after the run.
+        // Before any other process can change a file after the run.
         if let Some(undoing) = undoing {
             end.kept_for_undo = undoing.end();
         }
-        // Whoever hears of the end may follow the links that the run left.
+        // A receiver of the end event may follow the links that the run left.
         let held = lock(&launched);
         lease.iter_mut().for_each(|lease| lease.end(held.init().filter(|_| is_over)));
         drop(held);
         drop((renewal, launched, on_drop));
         told.tell(AttemptEvent::Ended(end));
-        // Nobody waits for what it puts in order.
+        // No process waits for the clean-up of the lease.
         drop(lease);
         if let Some(broker) = left {
             Left { broker, way, names, _leaves: leaves }.keep();
@@ -252,9 +253,9 @@ impl Keeper {
                 other => break other,
             }
         };
-        // What the command has printed is there by now.
+        // The command's whole output is in the pipes by now.
         for _ in 0..LAST_CHUNKS_MAX {
-            // Both are read each time, whichever of them is still open.
+            // Both are read each time, even if one of them is closed.
             let open = self.outside.iter_mut().flatten().map(Output::take).filter(|open| *open).count();
             if open == 0 {
                 break;
@@ -268,7 +269,7 @@ impl Keeper {
         self.told.tell(event);
     }
 
-    /// Sleeps until something happens.
+    /// Sleeps until an event occurs.
     fn wait(&self) {
         let hidden = self.kept.hidden.as_ref().map(HiddenWatch::fd);
         let names = self.kept.names.as_ref().and_then(|way| way.asked());
@@ -282,15 +283,15 @@ impl Keeper {
         let mut waited: Vec<PollFd<'_>> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         let at_most = lock(&self.kept.watch).next_look().map_or(LOOK_AROUND, |next| next.min(LOOK_AROUND));
         let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
-        // A signal or a failure only makes the next look come sooner.
+        // A signal or a failure only makes the next check earlier.
         let _ = poll(&mut waited, Some(&at_most));
         if let Some(answered) = answered {
-            // It is not blocking: what it counts does not matter.
+            // The descriptor is non-blocking, and its counter value does not matter.
             let _ = rustix::io::read(answered, &mut [0; 8]);
         }
     }
 
-    /// Takes what is there.
+    /// Handles all pending events.
     fn look(&mut self) {
         for output in self.outside.iter_mut().flatten() {
             output.take();
@@ -308,7 +309,7 @@ impl Keeper {
     }
 }
 
-/// What is told at the end. Says before what the kernel refused quietly.
+/// Returns the report of the end. First reports denials that the kernel did not signal.
 fn attempt_end(
     (end, mut usage): (CommandEnd, Usage),
     (outside, reads): (Option<[Output; 2]>, Vec<ReadAccess>),
@@ -327,7 +328,7 @@ fn attempt_end(
     denials.into_iter().for_each(|denial| told.tell(AttemptEvent::Denied(denial)));
     breach.into_iter().for_each(|breach| told.tell(AttemptEvent::Breached(breach)));
     let staged = staging.and_then(|staging| staging.end(&end));
-    // What is staged is discarded before another attempt.
+    // Staged writes are discarded before another attempt.
     let acted = changed && staged.is_none();
     AttemptEnd {
         end,
@@ -343,17 +344,17 @@ fn attempt_end(
     }
 }
 
-/// What a command left behind, with what serves it.
+/// Processes that a command left behind, with the broker and proxy that serve them.
 struct Left {
     broker: BrokerHandle,
     way: Arc<WayOut>,
     names: Option<Arc<WayOut>>,
-    /// Its group goes after it.
+    /// Dropped last, so that the control group outlives the broker.
     _leaves: Option<Leaves>,
 }
 
 impl Left {
-    /// Serves it until the last process is gone. Nothing is held any more: nobody
+    /// Serves them until the last process is gone. Calls are no longer held, because no approver
     /// could answer.
     fn keep(mut self) {
         self.broker.answers().hold_nothing();

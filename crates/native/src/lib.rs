@@ -1,5 +1,5 @@
-//! The Linux backend: builds the sandbox, supervises it, and carries out trapped
-//! system calls on behalf of the command.
+//! The Linux backend: builds the sandbox, supervises it, and carries out trapped system calls on
+//! behalf of the command.
 
 #![forbid(unsafe_code)]
 
@@ -41,7 +41,7 @@ pub use protected::ProtectedNames;
 pub use sandbox::{Keep, NativeSandboxes, keep_sandbox};
 pub use session::{Session, SessionError};
 pub use signing::SigningPerson;
-/// What a program's global allocator is where its [`Session`] shall have sandboxes that
-/// are nearly built ahead: the plan of each is worked out where both sides see it.
+/// Global allocator for a program with a [`Session`] that prepares sandboxes in advance. The plan
+/// of each is computed in memory that both processes share.
 pub use stockade_sys::arena::Allocator;
 pub use way_out::proxy_variables;

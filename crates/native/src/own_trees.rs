@@ -1,8 +1,8 @@
-//! What a command's text names in directories of which a run has its own (`/tmp`): what the
-//! host has there the run did not see, and what it made there is gone with it.
+//! Paths in a command's text that are in private directories of the run (`/tmp`). The run did not
+//! see the host's files there, and its own files there are gone at its end.
 //!
-//! The text only says where to look; what is told is what was there and what was not. Must not
-//! know who asks.
+//! The text only selects the paths to check; the report contains only the checked facts. This
+//! module must not know its callers.
 
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt as _;
@@ -14,13 +14,13 @@ use stockade_model::{Denial, Grant, Layer, OWN_TREES, Operation, Plan, RawText, 
 
 use crate::launch::PRIVATE;
 
-/// Paths that are looked at.
+/// Most paths that are checked.
 const MAX_PATHS: usize = 16;
-/// Bytes of text that are looked through.
+/// Most bytes of text that are searched.
 const MAX_TEXT_BYTES: usize = 64 << 10;
-/// Bytes around a path in a text, beside white space.
+/// Bytes that delimit a path in a text, beside white space.
 const AROUND: &[u8] = b"'\"`=;|&<>(){},:";
-/// Bytes with which a shell makes another path of it.
+/// Bytes from which a shell computes another path.
 const COMPUTED: &[u8] = b"$*?[]~\\!";
 
 /// The paths of one run.
@@ -28,7 +28,7 @@ const COMPUTED: &[u8] = b"$*?[]~\\!";
 pub(crate) struct NamedPaths(Vec<PathBuf>);
 
 impl NamedPaths {
-    /// Those that the text of the command names, and that are not the host's inside.
+    /// Returns the paths in the command's text that are not the host's inside.
     pub(crate) fn of(plan: &Plan) -> Self {
         let files = &plan.profile.filesystem;
         let lists = [&files.write, &files.reveal, &files.sockets].into_iter().flatten();
@@ -50,10 +50,10 @@ impl NamedPaths {
         Self(found)
     }
 
-    /// What became of them, at the end; `own` holds the run's own directories.
+    /// Returns the state of the paths at the end. `own` holds the run's own directories.
     pub(crate) fn evidence(self, own: BorrowedFd<'_>) -> Vec<Denial> {
         let mut found: Vec<Denial> = self.0.into_iter().filter_map(|path| evidence_of(path, own)).collect();
-        // A directory stands for what is in it.
+        // A directory represents its content.
         let tops: Vec<PathBuf> = found.iter().map(|denial| denial.object.as_path().to_owned()).collect();
         found.retain(|denial| {
             !tops.iter().any(|top| denial.object.as_path() != top && denial.object.as_path().starts_with(top))
@@ -97,7 +97,7 @@ fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|byte| byte.is_ascii_whitespace() || AROUND.contains(byte)).filter(|word| !word.is_empty())
 }
 
-/// The path that a word may be, without looking at links.
+/// Returns the path that a word may be, without following links.
 fn path_of(word: &[u8], cwd: &Path) -> Option<PathBuf> {
     let word = Path::new(std::ffi::OsStr::from_bytes(word));
     if !word.is_absolute() && !word.starts_with("..")

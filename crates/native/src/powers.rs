@@ -1,8 +1,8 @@
-//! What a run may touch: the decision behind every trapped system call, pure.
+//! The powers of a run: the decision on every trapped system call, pure.
 //!
-//! It is asked about objects, never about names as a program spelled them: the
-//! caller has resolved every link and `..` before. It does no I/O; the few
-//! facts that only the filesystem knows come through a probe.
+//! Decisions apply to objects, never to names in a program's spelling: the caller has resolved
+//! every link and `..` before. The module does no I/O. A probe supplies the few facts that only the
+//! filesystem contains.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -35,7 +35,7 @@ pub struct Powers {
     floors: Vec<Vec<u8>>,
     added: Vec<Vec<u8>>,
     staged: Option<Vec<u8>>,
-    /// Whether what git writes is judged by what it says: somebody must do that.
+    /// True if git's writes are judged by their content. Only a broker can do that.
     judges: bool,
     /// See [`keep_read_only`](Self::keep_read_only).
     read_only: Vec<Vec<u8>>,
@@ -51,7 +51,7 @@ pub struct Powers {
     pub(crate) own_network: Option<BTreeSet<u16>>,
     /// See [`read_late`](Self::read_late).
     late: Vec<Vec<u8>>,
-    /// What is read is noted; it decides nothing.
+    /// True if reads are recorded. This decides nothing.
     pub(crate) traced: bool,
     pub(crate) agents: AgentSockets,
     pub(crate) programs: Programs,
@@ -61,40 +61,40 @@ pub struct Powers {
 /// The answer for one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// A writable root covers it.
+    /// A writable root covers the object.
     Allow,
-    /// It lies in a tree that only this run sees.
+    /// The object is in a tree that only this run sees.
     Private,
-    /// It is not among the powers.
+    /// The powers do not cover the object.
     Refuse(Refusal),
 }
 
-/// Why something is refused.
+/// The reason of a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The rule, in words a policy could hold.
+    /// The rule, in words that a policy could contain.
     pub rule: String,
-    /// The smallest grant that would do, if there is one.
+    /// The smallest sufficient grant, if there is one.
     pub grant: Option<Grant>,
 }
 
-/// Tells whether a path exists, links not followed.
+/// Returns whether a path exists; links are not followed.
 pub type Probe<'a> = &'a dyn Fn(&Path) -> bool;
 
-/// How a file begins that a broker moves to a guarded name in the next moment. It has no
-/// other name by then and nobody holds it open, whatever the grants of another run are.
+/// Name prefix of a file that a broker is about to move to a guarded name. By then it has no other
+/// name and no process holds it open, whatever the grants of another run are.
 pub(crate) const MOMENTARY: &str = ".stockade-install-";
-/// How a name begins that undo uses for a moment, as well beside guarded names.
+/// Name prefix of the temporary files of undo, also beside guarded names.
 pub(crate) const UNDO_PREFIX: &str = ".stockade-undo-";
-/// How all names begin that are on their way to others.
+/// Prefixes of all temporary names that are renamed later.
 const PASSING: [&str; 3] = [MOMENTARY, UNDO_PREFIX, stockade_files::INCOMING_PREFIX];
 
-/// Trees whose files are the kernel's own knobs: no grant opens them.
+/// Trees of kernel settings: no grant opens them.
 const KERNEL_TREES: [&[u8]; 2] = [b"/proc", b"/sys"];
 
 impl Powers {
-    /// The powers of a plan. `private` are absolute trees that only this run
-    /// sees, as it sees them: the private temp directories.
+    /// Returns the powers of a plan. `private` are the absolute trees that only this run sees, with
+    /// their paths in the run: the private temporary directories.
     pub fn new<P: AsRef<Path>>(plan: &Plan, private: impl IntoIterator<Item = P>) -> Self {
         let files = &plan.profile.filesystem;
         let mut powers = Self {
@@ -129,8 +129,8 @@ impl Powers {
         powers
     }
 
-    /// The powers over a workspace alone, for what is put into it later: every
-    /// protected name refuses.
+    /// Returns the powers over a workspace alone, for later writes into it. Every protected name
+    /// refuses.
     pub(crate) fn over(workspace: &Path, protect: &[String]) -> Self {
         let workspace = normal(workspace);
         Self {
@@ -161,43 +161,42 @@ impl Powers {
         }
     }
 
-    /// Adds paths that somebody agreed to, as a grant for writing does.
+    /// Adds approved paths, as a grant for writing does.
     pub(crate) fn agree(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
         self.writable.extend(paths.into_iter().map(|path| normal(&path)));
     }
 
-    /// Names writable roots that did not exist when the sandbox's root was
-    /// built: its mounts are read-only there, so what these powers allow must be
-    /// done in the view of the front.
+    /// Adds writable roots that did not exist when the sandbox's root was built. Its mounts are
+    /// read-only there, so allowed operations must run in the supervisor's mount namespace.
     pub fn not_attached(&mut self, roots: impl IntoIterator<Item = PathBuf>) {
         self.unattached.extend(roots.into_iter().map(|r| normal(&r)));
     }
 
-    /// Names private trees in which Landlock lets the command make what it likes, see
+    /// Adds private trees in which Landlock lets the command make any object, see
     /// [`PrivateTree`](crate::launch::PrivateTree).
     pub(crate) fn allowed_by_floor(&mut self, trees: impl IntoIterator<Item = PathBuf>) {
         self.floors.extend(trees.into_iter().map(|tree| normal(&tree)));
     }
 
-    /// Whether a call that makes something at `path` may go on: it lies in such a tree.
+    /// Returns whether a call that makes an object at `path` may continue, because it is in such a
+    /// tree.
     pub(crate) fn floor_allows(&self, path: &[u8]) -> bool {
         deepest(&self.private, path).is_some_and(|tree| self.floors.iter().any(|floor| floor == tree))
     }
 
-    /// The workspace is an overlay: nothing in it may be changed in the view of
-    /// the front, which would be the workspace itself.
+    /// Marks the workspace as an overlay. Operations in it must not run in the supervisor's mount
+    /// namespace, because that would change the workspace itself.
     pub fn stage(&mut self) {
         self.staged = Some(self.workspace.clone());
     }
 
-    /// Nothing may be changed in the view of the front, which is another than that
-    /// of the sandbox: its paths mean other objects there.
+    /// Forbids operations in the supervisor's mount namespace, because paths of the sandbox name
+    /// other objects there.
     pub(crate) fn stay_inside(&mut self) {
         self.inside = true;
     }
 
-    /// Names files that a tool can do without: they cannot be written, and nobody is asked
-    /// about it.
+    /// Adds files that a tool does not need. They cannot be written, and the approver is not asked.
     pub(crate) fn keep_read_only(&mut self, files: &[PathBuf]) {
         self.read_only.extend(files.iter().map(|file| normal(file)));
     }
@@ -207,52 +206,52 @@ impl Powers {
         self.read_only.iter().any(|file| file == path)
     }
 
-    /// Names directories that are seen beneath a layer although only a part of what they
-    /// hold may be written there: the rest is the host's, under other numbers.
+    /// Adds directories under a layer, of which only a part may be written. The rest is the host's,
+    /// with other inode numbers.
     pub(crate) fn merged_at(&mut self, directories: impl IntoIterator<Item = PathBuf>) {
         self.merged.extend(directories.into_iter().map(|directory| normal(&directory)));
     }
 
-    /// Whether `path` is such a directory.
+    /// Returns whether `path` is such a directory.
     pub(crate) fn is_merged(&self, path: &[u8]) -> bool {
         self.merged.iter().any(|directory| directory == path)
     }
 
-    /// Names trees in which earlier runs wrote: a path in one may mean another program than
+    /// Adds trees in which earlier runs wrote. A path in such a tree may name another program than
     /// on the host.
     pub(crate) fn layered_at(&mut self, trees: impl IntoIterator<Item = PathBuf>) {
         self.layers.extend(trees.into_iter().map(|tree| normal(&tree)));
     }
 
-    /// Whether `path` lies in such a tree.
+    /// Returns whether `path` is in such a tree.
     pub(crate) fn is_in_layer(&self, path: &[u8]) -> bool {
         self.layers.iter().any(|tree| covers(tree, path))
     }
 
-    /// Hides these as well.
+    /// Hides these paths as well.
     pub(crate) fn hide_too(&mut self, paths: &[RawText]) {
         let new: Vec<Vec<u8>> = normal_all(paths).into_iter().filter(|path| !self.hidden.contains(path)).collect();
         self.hidden.extend(new);
     }
 
-    /// The directory of the host that the sandbox has as its workspace: the person's
-    /// links and settings name it by that path.
+    /// Sets the directory of the host that is the sandbox's workspace. The user's links and
+    /// settings contain that path.
     pub(crate) fn workspace_lies_at(&mut self, directory: &Path) {
         self.host_workspace = Some(normal(directory));
     }
 
-    /// The workspace as the run sees it and as the host does, where these differ.
+    /// Returns the path of the workspace in the run and on the host, if these differ.
     pub(crate) fn renamed_workspace(&self) -> Option<(&[u8], &[u8])> {
         self.host_workspace.as_deref().map(|host| (&self.workspace[..], host))
     }
 
-    /// Whether [`stay_inside`](Self::stay_inside) was asked for.
+    /// Returns whether [`stay_inside`](Self::stay_inside) was called.
     pub(crate) fn is_inside(&self) -> bool {
         self.inside
     }
 
-    /// The network around is the sandbox's own, although its level has none: servers in
-    /// it are its own affair. On these ports of the host's somebody serves.
+    /// Marks the surrounding network as the sandbox's own, although its level has none. Servers in
+    /// it are not restricted. `served` are ports of the host on which servers listen.
     pub(crate) fn in_own_network(&mut self, served: BTreeSet<u16>) {
         self.own_network = Some(served);
     }
@@ -262,16 +261,15 @@ impl Powers {
         self.staged.as_ref().is_some_and(|workspace| covers(workspace, path))
     }
 
-    /// Whether what these powers allow on `path` must be done in the view of the
-    /// front, see [`not_attached`](Self::not_attached).
+    /// Returns whether operations that these powers allow on `path` must run in the supervisor's
+    /// mount namespace, see [`not_attached`](Self::not_attached).
     pub fn is_unattached(&self, path: &[u8]) -> bool {
         !self.is_staged(path)
             && !self.in_private_tree(path)
             && self.unattached.iter().any(|root| covers(root, path) || covers(path, root))
     }
 
-    /// Adds powers while the attempt runs. Its mounts stay as they are; so does
-    /// what is hidden.
+    /// Adds powers while the attempt runs. Its mounts and its hidden paths stay the same.
     pub fn extend(&mut self, grants: &[Grant], level: Level) {
         for grant in grants {
             self.add(grant);
@@ -284,8 +282,8 @@ impl Powers {
         }
     }
 
-    /// Whether something beneath `path` is not the host's inside: then the two
-    /// views of a path beneath may be of different objects.
+    /// Returns whether the run sees an object other than the host's around or beneath `path`. A
+    /// path beneath it may then name different objects in the two mount namespaces.
     pub fn is_seen_otherwise(&self, path: &Path) -> bool {
         let path = path.as_os_str().as_bytes();
         let beneath = |other: &[u8]| covers(path, other) || covers(other, path);
@@ -293,7 +291,7 @@ impl Powers {
         KERNEL_TREES.into_iter().chain([&b"/dev"[..]]).chain(replaced).any(beneath)
     }
 
-    /// Whether a power over `path` was added while the attempt ran.
+    /// Returns whether a power over `path` was added while the attempt ran.
     pub fn was_added(&self, path: &[u8]) -> bool {
         self.added.iter().any(|root| covers(root, path))
     }
@@ -313,17 +311,17 @@ impl Powers {
         }
     }
 
-    /// The trees that only this run sees.
+    /// Returns the trees that only this run sees.
     pub fn private_trees(&self) -> impl Iterator<Item = &Path> {
         self.private.iter().map(|p| Path::new(OsStr::from_bytes(p)))
     }
 
-    /// The writable roots.
+    /// Returns the writable roots.
     pub fn writable_roots(&self) -> impl Iterator<Item = &Path> {
         self.writable.iter().map(|p| Path::new(OsStr::from_bytes(p)))
     }
 
-    /// May `operation` be done on `object`, an absolute path without links?
+    /// Decides on `operation` on `object`, an absolute path without links.
     pub fn decide(&self, operation: Operation, object: &Path, probe: Probe<'_>) -> Verdict {
         let path = object.as_os_str().as_bytes();
         if let Some(refusal) = self.hides(path) {
@@ -336,14 +334,13 @@ impl Powers {
                 self.within(operation, root, path, probe).map_or(Verdict::Allow, Verdict::Refuse)
             }
             (_, Some(_)) => Verdict::Private,
-            // A root that is not there yet is made with what is above it.
+            // A root that does not exist yet is made together with its parents.
             _ if operation == Operation::Mkdir && self.leads_to_root(path) => Verdict::Allow,
             _ => Verdict::Refuse(outside(path)),
         }
     }
 
-    /// May a unix socket of this path, which was not made by the run, be
-    /// connected to?
+    /// Decides on a connection to the unix socket at this path, which the run did not make.
     pub fn socket(&self, object: &Path) -> Verdict {
         let path = object.as_os_str().as_bytes();
         if self.sockets.iter().any(|s| s == path) {
@@ -358,67 +355,67 @@ impl Powers {
         })
     }
 
-    /// Does it lie in a tree that only this run sees?
+    /// Returns whether the object is in a tree that only this run sees.
     pub fn is_private(&self, object: &Path) -> bool {
         let path = object.as_os_str().as_bytes();
         deepest(&self.private, path)
             .is_some_and(|tree| deepest(&self.writable, path).is_none_or(|root| root.len() < tree.len()))
     }
 
-    /// Relative paths which, if they exist beneath a directory that is to be
-    /// called `object`, would be protected units: `git` for `~/.config`. Such a
-    /// directory is neither moved here nor away.
+    /// Returns the relative paths that would be protected units if they exist beneath a directory
+    /// that is renamed to `object`: `git` for `~/.config`. Such a directory must not be moved to or
+    /// from that name.
     pub fn units_carried_by(&self, object: &Path) -> Vec<PathBuf> {
         self.names.carried_by(object.as_os_str().as_bytes())
     }
 
-    /// Whether `path` is, or lies in, a tree that only this run sees.
+    /// Returns whether `path` is, or is within, a tree that only this run sees.
     pub(crate) fn in_private_tree(&self, path: &[u8]) -> bool {
         self.is_private(Path::new(OsStr::from_bytes(path)))
     }
 
-    /// The names that are guarded in every writable root.
+    /// Returns the names that are guarded in every writable root.
     pub(crate) fn names(&self) -> &GuardedNames {
         &self.names
     }
 
-    /// What is hidden.
+    /// Returns the hidden paths.
     pub(crate) fn hidden(&self) -> &[Vec<u8>] {
         &self.hidden
     }
 
-    /// The writable roots. They only become more.
+    /// Returns the writable roots. Roots are only added, never removed.
     pub(crate) fn writable(&self) -> &[Vec<u8>] {
         &self.writable
     }
 
-    /// How long the path of the deepest writable root is that holds `path`.
+    /// Returns the length of the deepest writable root that contains `path`.
     pub(crate) fn root_length(&self, path: &[u8]) -> Option<usize> {
         deepest(&self.writable, path).map(<[u8]>::len)
     }
 
-    /// Whether a writable root is this very path: a grant that names it.
+    /// Returns whether `path` is itself a writable root, because a grant names it.
     pub(crate) fn is_named(&self, path: &[u8]) -> bool {
         self.root_length(path) == Some(path.len())
     }
 
-    /// The workspace, as the run calls it.
+    /// Returns the path of the workspace in the run.
     pub(crate) fn workspace(&self) -> &[u8] {
         &self.workspace
     }
 
-    /// What of `path` lies beneath the workspace.
+    /// Returns the part of `path` beneath the workspace.
     pub(crate) fn beneath_workspace<'p>(&self, path: &'p [u8]) -> Option<&'p [u8]> {
         path.strip_prefix(&self.workspace[..])?.strip_prefix(b"/")
     }
 
-    /// Is a writable root above it, or it itself?
+    /// Returns whether the object is a writable root or beneath one.
     pub fn is_in_writable_root(&self, object: &Path) -> bool {
         deepest(&self.writable, object.as_os_str().as_bytes()).is_some()
     }
 
-    /// Why the directory `object` must stay where it is: something beneath it
-    /// is protected, hidden or writable by its place, not by its name.
+    /// Returns the reason why the directory `object` must stay in place. An object beneath it is
+    /// protected, hidden or writable by its location, not by its name.
     pub fn stays(&self, object: &Path) -> Option<Refusal> {
         let path = object.as_os_str().as_bytes();
         let beneath = |t: &&Vec<u8>| t.len() > path.len() && covers(path, t);
@@ -429,15 +426,15 @@ impl Powers {
         if self.sockets.iter().any(|socket| socket.len() > path.len() && covers(path, socket)) {
             return stays("a directory that holds a granted socket stays in place");
         }
-        // What a private tree holds has its rules from where it is: moved with
-        // the directory above it, a writable root would be taken for private.
+        // The rules of a private tree depend on the location of its content. If a directory above a
+        // writable root is moved, the root would be taken for private.
         if deepest(&self.writable, path).is_none() && self.writable.iter().any(|root| beneath(&root)) {
             return stays("a directory that holds a writable root stays in place");
         }
         None
     }
 
-    /// Why nothing may be read at `path`, where it is hidden.
+    /// Returns the refusal to read at `path`, if it is hidden.
     pub(crate) fn hides(&self, path: &[u8]) -> Option<Refusal> {
         let hidden = deepest(&self.hidden, path)?;
         let shown = |roots: &[Vec<u8>]| deepest(roots, path).is_some_and(|r| r.len() >= hidden.len());
@@ -445,7 +442,7 @@ impl Powers {
             .then(|| Refusal { rule: "hidden from runs".to_owned(), grant: Some(Grant::Read(to_path(path))) })
     }
 
-    /// Why the writable root `root` does not reach `path`, which lies at or
+    /// Returns the reason why the writable root `root` does not cover `path`, which is at or
     /// beneath it.
     fn within(&self, operation: Operation, root: &[u8], path: &[u8], probe: Probe<'_>) -> Option<Refusal> {
         if covers(b"/proc", path) || covers(b"/sys", path) {
@@ -472,7 +469,7 @@ impl Powers {
     }
 }
 
-/// Whether `path` is on its way to another name beneath `root`: nobody else has a use for it.
+/// Returns whether `path` has a temporary name beneath `root`. No other program needs it.
 fn is_momentary(root: &[u8], path: &[u8]) -> bool {
     let beneath = path.get(root.len()..).unwrap_or_default();
     beneath.split(|b| *b == b'/').any(|name| PASSING.iter().any(|prefix| fold(name).starts_with(prefix.as_bytes())))
@@ -502,14 +499,14 @@ pub(crate) fn creates_name(operation: Operation) -> bool {
     )
 }
 
-/// The ends of every prefix of an absolute path that is a path: `/a` and `/a/b`
-/// of `/a/b`, shortest first.
+/// Returns the ends of all prefixes of an absolute path that are paths: `/a` and `/a/b` of `/a/b`,
+/// shortest first.
 pub(crate) fn prefix_ends(path: &[u8]) -> Vec<usize> {
     let slashes = path.iter().enumerate().skip(1).filter(|(_, b)| **b == b'/').map(|(at, _)| at);
     slashes.chain((path.len() > 1).then_some(path.len())).collect()
 }
 
-/// Is `path` at or beneath `root`? Both are absolute and normal.
+/// Returns whether `path` is at or beneath `root`. Both are absolute and normal.
 pub(crate) fn covers(root: &[u8], path: &[u8]) -> bool {
     root == b"/" || (path.starts_with(root) && (path.len() == root.len() || path[root.len()] == b'/'))
 }
@@ -529,7 +526,7 @@ fn normal(path: &Path) -> Vec<u8> {
     path.components().collect::<PathBuf>().into_os_string().as_bytes().to_vec()
 }
 
-/// What `path`, at or beneath `from`, is called where `from` is called `to`.
+/// Returns `path`, which is at or beneath `from`, with the prefix `to` instead of `from`.
 pub(crate) fn renamed(path: &[u8], from: &[u8], to: &[u8]) -> Option<Vec<u8>> {
     covers(from, path).then(|| [to, &path[from.len()..]].concat())
 }

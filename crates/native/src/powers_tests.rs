@@ -1,4 +1,4 @@
-//! The decision as a table, and properties of it.
+//! The decision as a table, and its properties.
 
 use std::collections::BTreeMap;
 
@@ -263,7 +263,7 @@ fn is_unit(parts: &[String]) -> bool {
 }
 
 proptest! {
-    /// A grant on G covers O exactly where no unit lies strictly between them.
+    /// A grant on G covers O exactly if no unit is strictly between them.
     #[test]
     fn no_grant_reaches_through_a_unit(grant in tail(), below in tail()) {
         let path = |parts: &[String]| format!("/o/{}", parts.join("/"));
@@ -275,7 +275,7 @@ proptest! {
         prop_assert_eq!(p.decide(Operation::Create, Path::new(&path(&grant)), &nothing), Verdict::Allow);
     }
 
-    /// The grant that a refusal names is enough for what was refused.
+    /// The grant that a refusal names suffices for the refused operation.
     #[test]
     fn the_named_grant_suffices(parts in tail(), inside in any::<bool>()) {
         let object = format!("{}/{}", if inside { "/ws" } else { "/o" }, parts.join("/"));

@@ -1,17 +1,17 @@
-//! Which programs a run is asked about or refused: the decision behind every
-//! `execve`, pure. Beside the rules of the profile it knows the effects that no sandbox
-//! contains (`npm publish`), whoever starts the program that has them.
+//! Programs that need approval or are refused: the decision on every `execve`, pure. Beside the
+//! rules of the profile it knows effects that no sandbox contains (`npm publish`), whichever
+//! process starts the program.
 //!
-//! It is advice, not a boundary: a program can be copied, loaded by another or
-//! given other arguments after they were looked at. What runs is confined all
-//! the same. It must not know how a program was found.
+//! It is advice, not a boundary: a program can be copied, loaded by another program, or given other
+//! arguments after the check. Every program that runs is confined all the same. This module must
+//! not know how a program was found.
 
 use stockade_model::{EffectUse, ExecRules, Grant, ProgramPattern, text_matches};
 
 use crate::powers::Refusal;
 
-/// Arguments that are looked at, the program's own name included: as many as a rule or the
-/// table of effects mentions, and more than people type.
+/// Most arguments that are checked, the program's own name included. A rule or the table of effects
+/// mentions no more, and users type fewer.
 pub(crate) const MAX_WORDS: usize = 64;
 /// Longest command line that is shown, in bytes.
 const MAX_LINE: usize = 1024;
@@ -21,17 +21,16 @@ const MAX_SHOWN: usize = 80;
 /// A program that is about to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Program {
-    /// Absolute, without links.
+    /// Absolute path, without links.
     pub path: Vec<u8>,
-    /// As it was called: a link may have another name than the program.
+    /// Name by which it was called. A link may have another name than the program.
     pub called: Vec<u8>,
-    /// Its arguments behind its own name, as many as a rule may mention.
+    /// Arguments after its own name, as many as a rule may mention.
     pub arguments: Vec<Vec<u8>>,
 }
 
 impl Program {
-    /// Its path and its arguments, as a shell would be given them, as far as a person reads
-    /// them: long ones are cut.
+    /// Returns its path and its arguments in shell syntax, for display. Long arguments are cut.
     pub fn command_line(&self) -> Vec<u8> {
         let mut line = self.path.clone();
         for argument in &self.arguments {
@@ -60,21 +59,21 @@ impl Program {
     }
 }
 
-/// The programs that are not simply run, and those that were agreed to.
+/// Programs with rules, and approved programs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Programs {
     ask: Vec<Rule>,
     deny: Vec<Rule>,
     agreed: Vec<Vec<u8>>,
-    /// Effects that were agreed to.
+    /// Approved effects.
     effects: Vec<Grant>,
 }
 
 #[derive(Clone, Debug)]
 struct Rule {
     pattern: ProgramPattern,
-    /// Where the program of an absolute pattern is once links are followed:
-    /// the directory, and for a name without `*` the program.
+    /// Location of the program of an absolute pattern after links are followed: the directory, and
+    /// for a name without `*` the program.
     directory: Option<Vec<u8>>,
     program: Option<Vec<u8>>,
 }
@@ -85,32 +84,32 @@ impl Programs {
         Self { ask: all(&rules.ask), deny: all(&rules.deny), ..Self::default() }
     }
 
-    /// True where this program may be run, whatever its arguments are, as far as its names tell.
+    /// Returns whether this program may run with any arguments, as far as its names show.
     pub fn is_plain(&self, path: &[u8], called: &[u8]) -> bool {
         self.has_no_rules() && !names_of(path, called).any(stockade_shell::may_have_effect)
     }
 
-    /// True where the profile has no rule about programs.
+    /// Returns whether the profile has no rule about programs.
     pub fn has_no_rules(&self) -> bool {
         self.ask.is_empty() && self.deny.is_empty()
     }
 
-    /// Agrees to an effect: it is asked about no more.
+    /// Approves an effect, which then needs no further approval.
     pub fn agree_effect(&mut self, effect: &Grant) {
         if !self.effects.contains(effect) {
             self.effects.push(effect.clone());
         }
     }
 
-    /// Agrees to a program: it is asked about no more.
+    /// Approves a program, which then needs no further approval.
     pub fn agree(&mut self, path: Vec<u8>) {
         if !self.agreed.contains(&path) {
             self.agreed.push(path);
         }
     }
 
-    /// Follows the links of absolute patterns: `/bin/sh` means what `/bin/sh`
-    /// leads to. `find` gives the path without links of what is there.
+    /// Follows the links of absolute patterns: `/bin/sh` means the target of `/bin/sh`. `find`
+    /// returns the path of an existing object without links.
     pub fn follow(&mut self, find: impl Fn(&str) -> Option<Vec<u8>>) {
         for rule in self.ask.iter_mut().chain(&mut self.deny) {
             let Some(directory) = rule.pattern.directory() else { continue };
@@ -121,8 +120,8 @@ impl Programs {
         }
     }
 
-    /// How many of the arguments matter for the decision on this program; none
-    /// where no rule names it.
+    /// Returns how many of the arguments matter for the decision on this program, or `None` if no
+    /// rule names it.
     pub fn words_of_interest(&self, path: &[u8], called: &[u8]) -> Option<usize> {
         if names_of(path, called).any(stockade_shell::may_have_effect) {
             return Some(MAX_WORDS);
@@ -131,16 +130,16 @@ impl Programs {
         naming.map(|rule| rule.pattern.arguments().len()).max()
     }
 
-    /// Whether a program may be run that earlier runs of the workspace may have written.
-    /// What was agreed to is the host's program of this path: it does not count, and nobody
-    /// is asked.
+    /// Decides on a program that earlier runs of the workspace may have written. An approval
+    /// applies to the host's program of this path, so it does not count here, and no approval is
+    /// requested.
     pub fn decide_in_layer(&self, program: &Program) -> Result<(), Refusal> {
         let strict = Self { agreed: Vec::new(), ..self.clone() };
         let is_asked = |grant: &Grant| grant.is_answer_only();
         strict.decide(program).map_err(|refusal| Refusal { grant: refusal.grant.filter(is_asked), ..refusal })
     }
 
-    /// Whether it may be run.
+    /// Decides whether the program may run.
     pub fn decide(&self, program: &Program) -> Result<(), Refusal> {
         let matching = |rules: &[Rule]| rules.iter().find(|rule| rule.matches(program)).map(|r| r.pattern.to_string());
         if let Some(pattern) = matching(&self.deny) {
@@ -156,7 +155,7 @@ impl Programs {
         }
     }
 
-    /// What it does outside is asked about, whatever was granted but that.
+    /// Requires approval for its outside effects. No other grant covers them.
     fn decide_effects(&self, program: &Program) -> Result<(), Refusal> {
         for name in names_of(&program.path, &program.called) {
             for effect in stockade_shell::effects_of(name, &program.arguments) {
@@ -169,8 +168,7 @@ impl Programs {
         Ok(())
     }
 
-    /// The same for a program whose interpreter cannot be told, because it may
-    /// be run but not read.
+    /// Decides on a program with an unknown interpreter, because it may be run but not read.
     pub fn decide_unread(&self, path: &[u8]) -> Result<(), Refusal> {
         if self.agreed.iter().any(|agreed| agreed == path) {
             return Ok(());
@@ -179,7 +177,8 @@ impl Programs {
     }
 }
 
-/// What a program is called: the last part of how it was called and of where it lies.
+/// Returns the names of a program: the last component of the name in the call, and that of its
+/// path.
 fn names_of<'a>(path: &'a [u8], called: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
     let (called, own) = (split(called).1, split(path).1);
     [called].into_iter().chain((own != called).then_some(own))
@@ -193,7 +192,7 @@ fn join(directory: &str, name: &str) -> String {
     format!("{}/{name}", directory.trim_end_matches('/'))
 }
 
-/// Directory and name of an absolute path, or of a name alone.
+/// Returns directory and name of an absolute path, or of a name alone.
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|b| *b == b'/') {
         Some(0) => (b"/", &path[1..]),
@@ -212,8 +211,8 @@ impl Rule {
         let is_named = |name: &[u8]| text_matches(self.pattern.name(), name);
         let (directory, name) = split(path);
         match &self.directory {
-            // A bare name is also that by which a program of many names, or a
-            // link to one of many versions, is called.
+            // A bare name also matches the name in the call. A program may have many names, or be
+            // called by a link to one of many versions.
             None => is_named(name) || is_named(split(called).1),
             Some(own) => self.program.as_deref() == Some(path) || (own == directory && is_named(name)),
         }
@@ -227,9 +226,8 @@ impl Rule {
     }
 }
 
-/// What a script's first line names: the interpreter and the one argument it is
-/// given, as the kernel reads them (execve(2), "Interpreter scripts"). `start`
-/// is what the file begins with.
+/// Returns the interpreter in a script's first line and its one argument, as the kernel reads them
+/// (execve(2), "Interpreter scripts"). `start` is the beginning of the file.
 pub(crate) fn interpreter(start: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     let line = start.strip_prefix(b"#!")?;
     let line = line.split(|b| matches!(b, b'\n' | 0)).next()?.trim_ascii();
@@ -301,7 +299,7 @@ mod tests {
                 "Overwrites or removes what others have at the remote, effect overwrites-remote by git",
             ),
             ("/usr/bin/git push", "runs"),
-            // What git's settings say is judged when they are written.
+            // The content of git's settings is judged when they are written.
             ("/usr/bin/git config core.editor vim", "runs"),
         ] {
             check(&rules, line, expected);

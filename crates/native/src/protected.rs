@@ -1,5 +1,5 @@
-//! The protected names of the host's own directories, for writes that no command makes:
-//! a copy out of a sandbox, or into a directory of the host that a sandbox has bound.
+//! Protected names in the host's own directories, for writes that no command makes. Such writes
+//! copy files out of a sandbox, or into a directory of the host that a sandbox has bound.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -11,26 +11,26 @@ use stockade_model::{Grant, Operation};
 use crate::guards::{GuardedPlaces, SurveyError, View, open_host_root, survey_directory};
 use crate::powers::{Powers, Probe, Refusal, Verdict};
 
-/// Decides which paths of the host such a write may not make or replace.
+/// Decides which paths of the host such a write must not make or replace.
 #[derive(Debug)]
 pub struct ProtectedNames {
     powers: Powers,
     granted: Vec<PathBuf>,
-    /// What the links and settings in a directory protect, by the directory.
+    /// Targets of the links and settings in a directory, by the directory.
     surveyed: Mutex<HashMap<PathBuf, Arc<Result<GuardedPlaces, SurveyError>>>>,
 }
 
 impl ProtectedNames {
-    /// Protects `names` at every depth. `granted` are absolute paths that may be written
-    /// all the same, without the protected names beneath them.
+    /// Protects `names` at every depth. `granted` are absolute paths that may be written all the
+    /// same, without the protected names beneath them.
     pub fn new(names: &[String], granted: &[PathBuf]) -> Self {
         let mut powers = Powers::over(Path::new("/"), names);
         powers.agree(granted.iter().cloned());
         Self { powers, granted: granted.to_vec(), surveyed: Mutex::default() }
     }
 
-    /// Says why nothing may be made or replaced at `path`, which is absolute and has no
-    /// links above its last component. `exists` tells what is there, or will be.
+    /// Returns the reason why nothing may be made or replaced at `path`, which is absolute and has
+    /// no links above its last component. `exists` reports whether a path exists or will exist.
     pub fn refusal(&self, path: &Path, is_link: bool, exists: Probe<'_>) -> Option<Refusal> {
         if let Verdict::Refuse(refusal) = self.powers.decide(Operation::Create, path, exists) {
             return Some(refusal);
@@ -49,13 +49,13 @@ impl ProtectedNames {
                 Err(error) => return Some(refusal(error.to_string())),
             }
         }
-        // A link here would give whatever it leads to a protected name.
+        // A link here would give its target a protected name.
         let carried = self.powers.units_carried_by(path);
         let carried = carried.first().filter(|_| is_link)?;
         Some(refusal(format!("a link that could lead to a protected name: {}", carried.display())))
     }
 
-    /// The places that protected names in this directory lead to.
+    /// Returns the targets of protected names in this directory.
     fn survey(&self, directory: &Path) -> Arc<Result<GuardedPlaces, SurveyError>> {
         let mut known = self.surveyed.lock().unwrap_or_else(PoisonError::into_inner);
         let find = || {

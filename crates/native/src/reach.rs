@@ -1,8 +1,8 @@
-//! What an attempt may reach: the lists of its profile, the grants it began with
-//! and those it was given since. The broker decides by it and adds to it; the
-//! door asks it which names are agreed to.
+//! Targets that an attempt may reach: the lists of its profile, its initial grants, and the grants
+//! added since. The broker decides by them and adds to them. The egress proxy asks which names are
+//! permitted.
 //!
-//! It must not know sockets, nor who asks.
+//! This module must not know sockets or its callers.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -14,8 +14,7 @@ use stockade_model::{
 
 use crate::powers::Refusal;
 
-/// What may be reached. Copies are of the same attempt: what one is given, all
-/// have.
+/// The reachable targets. All copies belong to the same attempt and share added grants.
 #[derive(Clone, Debug, Default)]
 pub struct Reach {
     lists: Arc<Egress>,
@@ -23,14 +22,14 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// What a plan lets its attempt reach.
+    /// Returns the targets that a plan lets its attempt reach.
     pub fn of(plan: &Plan) -> Self {
         let reach = Self { lists: Arc::new(plan.profile.egress.clone()), granted: Arc::default() };
         plan.grants.iter().chain(&plan.effects).for_each(|grant| reach.add(grant));
         reach
     }
 
-    /// Adds a grant, where it speaks of targets, of secrets on their way there, or of effects.
+    /// Adds a grant if it concerns targets, secrets for them, or effects.
     pub fn add(&self, grant: &Grant) {
         let mut granted = self.granted.write().unwrap_or_else(PoisonError::into_inner);
         let is_known = granted.contains(grant);
@@ -39,10 +38,10 @@ impl Reach {
         }
     }
 
-    /// The rule that lets this target be reached.
+    /// Returns the rule that lets this target be reached.
     ///
     /// # Errors
-    /// The rule that does not, and what would.
+    /// [`Refusal`] with the refusing rule and the sufficient grant.
     pub fn decide(&self, target: &Target) -> Result<String, Refusal> {
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
         match self.lists.listed_with(granted.iter(), target) {
@@ -59,11 +58,12 @@ impl Reach {
         }
     }
 
-    /// The grant that lets a secret be taken to a target which its own hosts do
-    /// not name. That the target may be reached at all is decided apart from it.
+    /// Returns the grant that lets a secret be sent to a target that the secret's own hosts do not
+    /// include. The decision whether the target may be reached at all is separate.
     ///
     /// # Errors
-    /// The rule that does not, and what would. `rule`: what the door says of it.
+    /// [`Refusal`] with the refusing rule and the sufficient grant. `rule` is the egress proxy's
+    /// text.
     pub fn decide_secret(&self, wanted: &SecretUse, rule: &str) -> Result<String, Refusal> {
         if let Some(pattern) = self.lists.deny.iter().find(|pattern| pattern.overlaps(wanted.targets())) {
             return Err(Refusal { rule: format!("deny {pattern}"), grant: None });
@@ -75,11 +75,13 @@ impl Reach {
         }
     }
 
-    /// The answer that lets a request do this outside: one to the same, whoever does it. That
-    /// its target may be reached at all is decided apart from it.
+    /// Returns the approval that lets a request have this outside effect. An approval covers the
+    /// same effect of any process. The decision whether its target may be reached at all is
+    /// separate.
     ///
     /// # Errors
-    /// What was not agreed to, and what would. `message`: what the door says of it.
+    /// [`Refusal`] with the missing approval and the sufficient grant. `message` is the egress
+    /// proxy's text.
     pub fn decide_effect(&self, wanted: &EffectUse, message: &str) -> Result<String, Refusal> {
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
         match granted.iter().filter_map(Grant::effect).find(|own| own.covers(wanted)) {
@@ -88,9 +90,9 @@ impl Reach {
         }
     }
 
-    /// Whether the target is this machine, at an address that is no special one,
-    /// and patterns only happen to hold it: what listens here on every address is
-    /// not meant for whoever may reach the internet.
+    /// Returns whether the target is this machine at an ordinary address that no pattern names
+    /// exactly. Servers that listen on every address are not meant for runs that may reach the
+    /// internet.
     fn is_unmeant(&self, granted: &[Grant], target: &Target) -> bool {
         let Host::Address(address) = target.host else { return false };
         let is_named = |pattern: &TargetPattern| {
@@ -100,7 +102,7 @@ impl Reach {
         special_address(address).is_none() && !patterns.any(is_named) && is_own(address)
     }
 
-    /// Whether some port of this name may be reached.
+    /// Returns whether some port of this name may be reached.
     pub fn knows(&self, name: &HostName) -> bool {
         let host = Host::Name(name.clone());
         let names = |pattern: &HostPattern| pattern.names(&host);
@@ -157,7 +159,7 @@ mod tests {
             let expected = expected.map_err(|(r, g): (&str, Option<&str>)| (r.into(), g.map(str::to_owned)));
             assert_eq!(said, expected.map(str::to_owned));
         }
-        // Whoever may take a secret there need not be let there.
+        // A grant to send a secret to a target does not permit the connection itself.
         assert!(self::reach(&[], &[], &["secret s to a.b:443"]).decide(&"a.b:443".parse().unwrap()).is_err());
     }
 

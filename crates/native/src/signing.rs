@@ -1,7 +1,7 @@
-//! The ssh agent of a run, where it has a grant to sign: what the run is given to find it, and
-//! where its signatures and refusals are told.
+//! The ssh agent of a run with a grant to sign. Provides the variables and files by which the run
+//! finds it, and reports its signatures and refusals.
 //!
-//! Must not know the agent protocol, nor how a trapped connect is answered.
+//! This module must not know the agent protocol or the answers to trapped connects.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -18,38 +18,38 @@ use stockade_signing::{AgentError, AgentHandle, AgentListener, PersonsAgent, Sig
 use crate::keeper::Told;
 use crate::launch::{NamedFile, NamingVariable, Outfit};
 
-/// The path at which a run finds its agent. Nothing is there: the broker knows it.
+/// Path at which a run finds its agent. No file exists there: the broker knows the path.
 pub(crate) const AGENT_PATH: &str = "/run/stockade/ssh-agent";
 /// The variable that names an agent's socket.
 const AGENT_VARIABLE: &str = "SSH_AUTH_SOCK";
 /// The file of known servers in the run's own directory.
 const KNOWN_HOSTS: &str = "stockade-known-hosts";
-/// The person's own, beneath the home directory.
+/// The user's file of known servers, beneath the home directory.
 const KNOWN_HOSTS_OF_PERSON: &str = ".ssh/known_hosts";
 /// The variable that names the file of known servers.
 const KNOWN_HOSTS_VARIABLE: &str = "STOCKADE_KNOWN_HOSTS";
-/// The variable by which git is told of a command in the place of `ssh`.
+/// The variable with a command that git uses in place of `ssh`.
 const GIT_SSH_VARIABLE: &str = "GIT_SSH_COMMAND";
-/// How many settings git is told by variables.
+/// The variable with the number of git settings in variables.
 const GIT_COUNT_VARIABLE: &str = "GIT_CONFIG_COUNT";
 
-/// Whose keys may sign for runs.
+/// The user whose keys may sign for runs.
 #[derive(Clone, Debug)]
 pub struct SigningPerson {
-    /// The socket of the person's agent, where there is one.
+    /// The socket of the user's agent, if there is one.
     pub agent: Option<PathBuf>,
-    /// The person's home directory, with the servers that are known to them.
+    /// The user's home directory, with the known servers.
     pub home: PathBuf,
 }
 
-/// What the broker is to know of agents.
+/// Agent sockets that the broker knows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AgentSockets {
-    /// The socket of the run's own.
+    /// The socket of the run's own agent.
     pub(crate) own: Option<Arc<OwnedFd>>,
-    /// The path of the person's.
+    /// The path of the user's agent.
     persons: Option<PathBuf>,
-    /// The socket that was there at the start: device and inode.
+    /// Device and inode of that socket at the start.
     persons_object: Option<(u64, u64)>,
 }
 
@@ -60,7 +60,7 @@ impl AgentSockets {
         Self { own, persons_object: found.map(|found| (found.dev(), found.ino())), persons }
     }
 
-    /// Whether a socket is that of the person's agent, under whatever name.
+    /// Returns whether a socket is that of the user's agent, under any name.
     pub(crate) fn is_persons(&self, path: &Path, object: (u64, u64)) -> bool {
         self.persons_object == Some(object) || self.persons.as_deref() == Some(path)
     }
@@ -73,7 +73,7 @@ pub(crate) struct Signing {
 }
 
 impl Signing {
-    /// The agent for the grants of a plan, where it has any.
+    /// Makes the agent for the grants of a plan, if it has any.
     pub(crate) fn of(plan: &Plan, person: Option<&SigningPerson>) -> Result<Self, StartError> {
         let uses: Vec<SignUse> = plan.grants.iter().filter_map(Grant::sign_use).cloned().collect();
         let listener = match person {
@@ -89,12 +89,12 @@ impl Signing {
         Ok(Self { listener, person: person.cloned() })
     }
 
-    /// What the broker is to know.
+    /// Returns the agent sockets for the broker.
     pub(crate) fn sockets(&self) -> AgentSockets {
         AgentSockets::new(self.person.as_ref(), self.listener.as_ref().map(AgentListener::socket))
     }
 
-    /// Gives the run what it finds its agent by, and the servers that it may know.
+    /// Adds the variables by which the run finds its agent, and the servers that it may know.
     pub(crate) fn equip(&self, plan: &Plan, outfit: &mut Outfit) {
         let Some(listener) = &self.listener else { return };
         outfit.environment.insert(AGENT_VARIABLE.to_owned(), AGENT_PATH.into());
@@ -111,14 +111,14 @@ impl Signing {
             let (before, after) = ("ssh -o 'UserKnownHostsFile=\"", "\"'");
             variables.push(NamingVariable { name: GIT_SSH_VARIABLE.to_owned(), before, after });
         }
-        // In a view of its own the run has it where ssh looks by itself.
+        // With a mount namespace of its own, the run has the file at ssh's default path.
         let of_person = self.person.iter().map(|person| person.home.join(KNOWN_HOSTS_OF_PERSON));
         let replaced = of_person.filter(|path| plan.level == Level::Full && path.is_file());
         outfit.files.extend(replaced.map(|path| (path, content.clone())));
         outfit.named.push(NamedFile { name: KNOWN_HOSTS, content, variables });
     }
 
-    /// Starts answering; what happens is told until the run is over.
+    /// Starts answering. Events are reported until the run ends.
     pub(crate) fn serve(self, told: &Told) -> Result<Option<AgentHandle>, StartError> {
         let told = told.clone();
         let sink = move |event| told.tell(event_of(event));
@@ -126,7 +126,7 @@ impl Signing {
     }
 }
 
-/// What is enforced of the keys of a plan, where it has any.
+/// Returns the enforcement report on the keys of a plan, if it has any.
 pub(crate) fn layer(plan: &Plan) -> Option<(String, LayerReport)> {
     let uses: Vec<String> = plan.grants.iter().filter_map(Grant::sign_use).map(ToString::to_string).collect();
     let detail = format!("an agent of the run's own signs: {}; it passes nothing else on", uses.join(", "));
@@ -134,8 +134,8 @@ pub(crate) fn layer(plan: &Plan) -> Option<(String, LayerReport)> {
     (!uses.is_empty()).then(|| ("ssh-agent".to_owned(), report))
 }
 
-/// Variables by which git signs with this key, after those that the plan has. The person's
-/// settings may name a file that no run reads.
+/// Returns the variables by which git signs with this key, after those of the plan. The user's
+/// settings may name a file that no run can read.
 fn git_settings(environment: &BTreeMap<String, RawText>, key: &str) -> Vec<(String, RawText)> {
     let before = environment.get(GIT_COUNT_VARIABLE).map_or(Some("0"), RawText::to_str);
     let Some(before) = before.and_then(|count| count.parse::<u16>().ok()) else { return Vec::new() };
@@ -157,7 +157,7 @@ fn event_of(event: SigningEvent) -> AttemptEvent {
         SigningEvent::Refused(refused) => AttemptEvent::Denied(Denial {
             operation: Operation::Sign,
             object: RawText::from(refused.object),
-            // The broker connects for the run: no process is behind the socket.
+            // The broker connects for the run, so no process is behind the socket.
             pid: None,
             program: None,
             layer: Layer::Agent,
@@ -196,7 +196,7 @@ mod tests {
         };
         assert_eq!(shown(None), expected(2, 0, 1));
         assert_eq!(shown(Some("3")), expected(5, 3, 4));
-        // git fails by itself where the number is none.
+        // Git itself fails if the count is not a number.
         assert_eq!(shown(Some("many")), "");
     }
 

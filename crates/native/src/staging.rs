@@ -1,5 +1,5 @@
-//! The stage of one attempt, from its making to what it holds at the end: joins
-//! [`crate::stage`] to the backend. It must not know who commits.
+//! The stage of one attempt, from its creation to its content at the end. Connects [`crate::stage`]
+//! to the backend. It must not know how changes are committed.
 
 use std::path::Path;
 
@@ -15,24 +15,23 @@ use crate::stage::{Aside, NewStage, Precaution, Stage, StageError, Stages, Witne
 pub(crate) struct Staging {
     /// Absent once the attempt has ended.
     stage: Option<Stage>,
-    /// Absent where the run writes in the workspace itself.
+    /// Absent if the run writes in the workspace itself.
     overlay: Option<Overlay>,
 }
 
 impl Drop for Staging {
-    /// Nothing ran in it, or its keeper panicked: then what it holds is kept.
+    /// Removes the stage if nothing ran in it. If the keeper has panicked, the content is kept.
     fn drop(&mut self) {
         if let Some(mut stage) = self.stage.take().filter(|_| !std::thread::panicking()) {
-            // What is left of it is removed later.
+            // The rest of the stage is removed later.
             let _ = stage.put_back().and_then(|_| stage.remove());
         }
     }
 }
 
 impl Staging {
-    /// Makes the stage that `plan` asks for, if it asks for one. What an earlier
-    /// attempt of the same request staged is discarded first: nothing happens
-    /// twice (L4).
+    /// Makes the stage that `plan` requests, if any. Staged changes of an earlier attempt of the
+    /// same request are discarded first, so that nothing happens twice (L4).
     pub fn of(plan: &Plan, place: Option<&Path>) -> Result<Option<Self>, StartError> {
         if !is_staged(plan) {
             return Ok(None);
@@ -67,7 +66,7 @@ impl Staging {
         self.overlay.as_ref()
     }
 
-    /// What is done before the run changes anything in its workspace.
+    /// Returns the hook that runs before the run's changes in its workspace.
     pub fn precaution(&self) -> Result<Option<Precaution>, StartError> {
         let precaution = |stage| match self.overlay {
             Some(_) => Witness::new(stage).map(Precaution::Noted),
@@ -76,13 +75,13 @@ impl Staging {
         self.stage.as_ref().map(precaution).transpose().map_err(unstaged)
     }
 
-    /// What is left to be committed. A stage without changes is removed at once.
+    /// Returns the changes to commit. A stage without changes is removed at once.
     pub fn end(mut self, end: &CommandEnd) -> Option<Staged> {
         let stage = self.stage.as_mut()?;
         let changes = match stage.put_back().map_err(StageError::Read).and_then(|_| stage.changes()) {
             Ok(changes) if changes.is_empty() => return None,
             Ok(changes) => changes.count() as u64,
-            // Whoever looks at it is told why.
+            // A later look at the stage reports the reason.
             Err(_) => 0,
         };
         let mut stage = self.stage.take()?;

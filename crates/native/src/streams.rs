@@ -1,5 +1,5 @@
-//! The standard streams of a command: the caller's own, or pipes whose other ends
-//! are read until nobody writes any more.
+//! The standard streams of a command: the caller's own, or pipes. The other ends of the pipes are
+//! read until no process writes to them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -14,17 +14,17 @@ use crate::launch::Stdio;
 /// The command's output pipes: both ends, until the sandbox has its own.
 pub(crate) struct Streams {
     pipes: Option<[(OwnedFd, OwnedFd); 2]>,
-    /// The caller's, where that is not this process.
+    /// The caller's streams, if the caller is not this process.
     given: Option<[OwnedFd; 3]>,
 }
 
 impl Streams {
-    /// With this process as the caller.
+    /// Makes the streams with this process as the caller.
     pub(crate) fn new(io: Io) -> Result<Self, StartError> {
         Self::of(io, None)
     }
 
-    /// With these as the caller's.
+    /// Makes the streams with these as the caller's.
     pub(crate) fn of(io: Io, given: Option<[OwnedFd; 3]>) -> Result<Self, StartError> {
         let pipe = || {
             let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -51,7 +51,7 @@ impl Streams {
         }
     }
 
-    /// Drops the command's ends and begins to capture at ours.
+    /// Drops the command's ends and begins to capture at the other ends.
     pub(crate) fn outside(self, io: Io) -> Option<[Output; 2]> {
         let limit_bytes = match io {
             Io::Capture { limit_bytes } => limit_bytes,
@@ -62,9 +62,10 @@ impl Streams {
     }
 }
 
-/// From a descriptor of a directory everything around it is reached by `..`, past all walls.
+/// Refuses a directory as a stream. From its descriptor, `..` would reach the directories around
+/// it, outside the sandbox.
 fn refuse_directory(stream: BorrowedFd<'_>, name: &str) -> Result<(), StartError> {
-    // A stream that is closed leads nowhere.
+    // A closed stream leads nowhere.
     let is_directory = fstat(stream).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory);
     if !is_directory {
         return Ok(());
@@ -73,7 +74,7 @@ fn refuse_directory(stream: BorrowedFd<'_>, name: &str) -> Result<(), StartError
     Err(StartError { what, hint: Some("redirect it from a file, or from /dev/null".to_owned()) })
 }
 
-/// One captured stream and our end of its pipe.
+/// One captured stream and this process's end of its pipe.
 pub(crate) struct Output {
     pipe: OwnedFd,
     pub(crate) capture: Capture,
@@ -81,13 +82,13 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Takes what is there. False at the end.
+    /// Reads the available output. Returns false at the end.
     pub(crate) fn take(&mut self) -> bool {
         self.open = self.open && self.capture.take(self.pipe.as_fd()) == Drained::Open;
         self.open
     }
 
-    /// To wait for more; none after the end.
+    /// Returns the descriptor to wait for more output; `None` after the end.
     pub(crate) fn waited(&self) -> Option<BorrowedFd<'_>> {
         self.open.then(|| self.pipe.as_fd())
     }

@@ -1,5 +1,5 @@
-//! Joins [`crate::undo`] to the backend: one run, from before its start to its end. It must
-//! not know how anything is kept or restored.
+//! Connects [`crate::undo`] to the backend, for one run from before its start to its end. It must
+//! not know how changes are kept or restored.
 
 use std::path::Path;
 
@@ -9,20 +9,20 @@ use stockade_model::{LayerReport, LayerState, Plan, RawText};
 use crate::launch::is_staged;
 use crate::undo::{NewUndoRun, Recorder, UndoError, UndoRun, UndoStore};
 
-/// What is kept of a run that goes on.
+/// Record of the changes of a current run.
 #[derive(Debug)]
 pub(crate) struct Undoing {
     run: UndoRun,
 }
 
 impl Undoing {
-    /// Begins to keep what `plan` changes, if it asks for that. What is staged changes
-    /// nothing in the workspace.
+    /// Begins to keep the changes of `plan`, if it requests that. Staged writes change nothing in
+    /// the workspace.
     pub fn of(plan: &Plan, place: Option<&Path>) -> Result<Option<(Self, Recorder)>, StartError> {
         let Some(limit_bytes) = plan.profile.filesystem.undo_bytes.filter(|_| !is_staged(plan)) else {
             return Ok(None);
         };
-        // The report says that nothing is kept.
+        // The report states that nothing is kept.
         let Some(place) = place else { return Ok(None) };
         let new = NewUndoRun {
             request: plan.request.clone(),
@@ -35,8 +35,8 @@ impl Undoing {
         Ok(Some((Self { run }, recorder)))
     }
 
-    /// Notes what the run left, and tells how many paths are kept. Where that fails, the next
-    /// command that looks does it.
+    /// Records the state after the run and returns the number of kept paths. If this fails, the
+    /// next command that reads the record does it.
     pub fn end(self) -> u64 {
         self.run.settle().unwrap_or_default()
     }
@@ -49,7 +49,7 @@ fn unbegun(error: UndoError) -> StartError {
     }
 }
 
-/// What the report says of undo, where the plan asks for it.
+/// Returns the enforcement report on undo, if the plan requests it.
 pub(crate) fn layer(plan: &Plan, undoing: Option<&Undoing>) -> Option<(String, LayerReport)> {
     plan.profile.filesystem.undo_bytes?;
     let (state, detail) = match undoing {

@@ -1,27 +1,27 @@
-//! The files that a command line of a setting may mean. A shell could compute any other
-//! (SECURITY.md says so); what is written out is found, whatever the variables before it.
-//! Pure: it knows no filesystem.
+//! The files that a command line in a setting may name. A shell could compute any other name (see
+//! SECURITY.md). Names that are written out are found, whatever the variables before them. Pure: it
+//! knows no filesystem.
 
 use super::view::join;
 
-/// Programs that run, read or enter what follows them.
+/// Programs that run, read or enter the word after them.
 const OPENERS: &[&[u8]] = &[
     b".", b"awk", b"bash", b"bun", b"dash", b"deno", b"env", b"exec", b"fish", b"gawk", b"java", b"ksh", b"lua",
     b"make", b"nice", b"node", b"nohup", b"perl", b"php", b"pwsh", b"python", b"python2", b"python3", b"ruby",
     b"Rscript", b"sed", b"setsid", b"sh", b"source", b"stdbuf", b"sudo", b"tclsh", b"time", b"xargs", b"zsh",
 ];
-/// Words after which a directory follows that the rest runs in.
+/// Words before a directory in which the rest of the command runs.
 const ENTERING: &[&[u8]] = &[b"cd", b"pushd", b"-C"];
 
-/// Stands for whatever ends a command.
+/// Token for every separator that ends a command.
 const END: &[u8] = b";";
 
-/// What a word of a command may name.
+/// A word of a command that may name a file.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Word {
     /// A file or directory.
     Path(Vec<u8>),
-    /// A file, but no directory: a word without a slash is more often no name at all.
+    /// A file, but no directory: a word without a slash is seldom a name at all.
     Name(Vec<u8>),
 }
 
@@ -32,7 +32,7 @@ impl Word {
     }
 }
 
-/// Every word of a command that may be the program's script or settings.
+/// Returns every word of a command that may be the program's script or settings.
 pub(super) fn words(command: &[u8]) -> Vec<Word> {
     let expands = command.iter().any(|b| matches!(b, b'$' | b'`'));
     let (mut found, mut entered) = (Vec::new(), Vec::new());
@@ -59,7 +59,7 @@ pub(super) fn words(command: &[u8]) -> Vec<Word> {
     found
 }
 
-/// The words, with `;` for whatever ends a command.
+/// Returns the words, with `;` for every separator that ends a command.
 fn tokens(command: &[u8]) -> impl Iterator<Item = &[u8]> {
     let ends = command.split_inclusive(|b| is_end(*b)).flat_map(|part| {
         let (text, end) = match part.split_last() {
@@ -71,7 +71,7 @@ fn tokens(command: &[u8]) -> impl Iterator<Item = &[u8]> {
     ends.filter(|token| !token.is_empty())
 }
 
-/// What the word after `token` is told of it: a dot that is an argument opens nothing.
+/// Returns the token as the context of the next word. A dot that is an argument opens nothing.
 fn opening<'t>(before: &[u8], token: &'t [u8]) -> &'t [u8] {
     if token == b"." && before != END { b"" } else { token }
 }
@@ -88,8 +88,8 @@ fn has_slash(token: &[u8]) -> bool {
     token.contains(&b'/') && token.iter().any(|b| *b != b'/')
 }
 
-/// A word with a slash, and, where something before it is expanded, every tail of it: with a
-/// variable for the top of the work tree, one of them is the file.
+/// Returns a word with a slash. If the command expands a variable, also returns every tail of the
+/// word. If the variable holds the top of the work tree, one of the tails is the file.
 fn readings(token: &[u8], expands: bool) -> Vec<Word> {
     let mut found = vec![Word::Path(token.to_vec())];
     if expands {
@@ -101,22 +101,22 @@ fn readings(token: &[u8], expands: bool) -> Vec<Word> {
     found
 }
 
-/// The last components of a path: `b/c` and `c` of `a/b/c`, and all of `/b/c`.
+/// Returns the last components of a path: `b/c` and `c` of `a/b/c`, and all of `/b/c`.
 pub(super) fn tails(path: &[u8]) -> Vec<Vec<u8>> {
     let starts = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at + 1);
     let tails = starts.map(|start| path[start..].to_vec());
     tails.filter(|tail| tail.first().is_some_and(|byte| *byte != b'/')).collect()
 }
 
-/// Whether a word without a slash may be a file: it has an extension, or what stands before
-/// it takes a file.
+/// Returns whether a word without a slash may be a file: it has an extension, or the word before it
+/// takes a file.
 fn is_name(token: &[u8], before: &[u8]) -> bool {
     let is_text = token.iter().any(|b| b.is_ascii_alphabetic()) && !matches!(token[0], b'-' | b'$' | b'%' | b'@');
     let has_extension = token.iter().skip(1).any(|b| *b == b'.') || token[0] == b'.' && token.len() > 1;
     is_text && (has_extension || OPENERS.contains(&before) || before.starts_with(b"-"))
 }
 
-/// A relative word as it is in each directory that the command enters.
+/// Returns a relative word beneath each directory that the command enters.
 fn beneath(entered: &[Vec<u8>], word: &Word) -> Vec<Word> {
     match word {
         Word::Path(path) if path.starts_with(b"/") => Vec::new(),

@@ -1,39 +1,39 @@
-//! Where a branch of the person's goes, by the whole of the settings of a repository: from
-//! where `git fetch` brings, and to where `git push` takes, what nobody names on the command
-//! line (remote.c of git 2.47). Each setting may be harmless by itself, and all of them lead
-//! a branch away. Pure.
+//! Destinations of the user's branches, from all settings of a repository together. `git fetch` and
+//! `git push` use them if the command line names none (remote.c of git 2.47). Each setting may be
+//! harmless by itself, and together they may redirect a branch. Pure.
 
 use std::collections::BTreeSet;
 
 use super::settings_reader::Setting;
 
-/// Where git goes by the name of a remote.
+/// The destination that git derives from the name of a remote.
 #[derive(Debug, PartialEq, Eq)]
 enum Destination<'s> {
-    /// Nowhere: it says so and stops.
+    /// None: git reports an error and stops.
     Nowhere,
-    /// To this very repository.
+    /// This repository itself.
     Here,
-    /// To what has no address, so that the name itself is taken for one.
+    /// A name without an address, which git takes for an address.
     Name(&'s [u8]),
-    /// To these: `url`, `pushurl` and `vcs` in the order of the text.
+    /// These addresses: `url`, `pushurl` and `vcs` in the order of the text.
     At(Vec<Address<'s>>),
 }
 
 /// A key and its value.
 type Address<'s> = (&'s str, Option<&'s [u8]>);
 
-/// What is fetched from and what is pushed to.
+/// The source of a fetch and the target of a push.
 type Way<'s> = [Destination<'s>; 2];
 
-/// What the person had, what is there now, and what is to be there.
+/// The user's settings, the current ones, and the new ones.
 #[derive(Clone, Copy)]
 pub(super) struct Texts<'s> {
-    /// When the run first changed it.
+    /// The settings when the run first changed them.
     pub first: &'s [Setting],
-    /// Just now: the person may have changed it meanwhile, and a run only to what passed.
+    /// The current settings. The user may have changed them meanwhile; a run has made only
+    /// permitted changes.
     pub now: &'s [Setting],
-    /// Afterwards.
+    /// The settings after the change.
     pub new: &'s [Setting],
 }
 
@@ -43,7 +43,7 @@ impl<'s> Texts<'s> {
     }
 }
 
-/// What of the person's would go elsewhere, for people.
+/// Returns a description of a destination of the user's that would change.
 pub(super) fn led_elsewhere(texts: Texts<'_>) -> Option<String> {
     let shown = |name: &[u8]| String::from_utf8_lossy(name).escape_debug().to_string();
     if has_remotes(texts.first) && !stays(texts, |text| way(text, None)) {
@@ -63,8 +63,8 @@ pub(super) fn led_elsewhere(texts: Texts<'_>) -> Option<String> {
     Some(format!("another address of remote {}", shown(moved)))
 }
 
-/// Whether something is said of a remote but no address, where that was not so: git takes its
-/// name for a path then, and what lies there may change.
+/// Returns whether a remote newly has settings but no address. Git then takes its name for a path,
+/// and the object there may change.
 pub(super) fn loses_address(texts: Texts<'_>, remote: &[u8]) -> bool {
     let is_bare = |text: &[Setting]| {
         names(text, "remote").contains(remote) && addresses(text, remote).iter().all(|(key, _)| *key == "pushurl")
@@ -72,8 +72,8 @@ pub(super) fn loses_address(texts: Texts<'_>, remote: &[u8]) -> bool {
     is_bare(texts.new) && !texts.old().into_iter().any(is_bare)
 }
 
-/// Whether a branch goes to where it went or nowhere or, where the person said nothing of it,
-/// to where others of the person's go.
+/// Returns whether a branch keeps its destination or has none. A branch without settings of the
+/// user may use the destinations of the user's other branches.
 pub(super) fn goes_well(texts: Texts<'_>, branch: &[u8]) -> bool {
     match names(texts.first, "branch").contains(branch) {
         true => stays(texts, |text| way(text, Some(branch))),
@@ -81,8 +81,8 @@ pub(super) fn goes_well(texts: Texts<'_>, branch: &[u8]) -> bool {
     }
 }
 
-/// Whether pulling brings the same branches as before, or none, where the person has said some:
-/// a push may go to what is named for pulling, which the person says for all repositories.
+/// Returns whether pulling merges the same branches as before, or none, if the user has set any.
+/// The user can configure for all repositories that a push uses the branch set for pulling.
 fn is_same_branch(texts: Texts<'_>, branch: &[u8]) -> bool {
     let merges = |text: &'_ [Setting]| -> Vec<Option<Vec<u8>>> {
         let of_branch = text.iter().filter(|setting| is_of(setting, "branch", branch) && setting.key == "merge");
@@ -92,15 +92,15 @@ fn is_same_branch(texts: Texts<'_>, branch: &[u8]) -> bool {
     first.is_empty() || new.is_empty() || new == first || new == merges(texts.now)
 }
 
-/// Whether both ways lead where one of the old ones did, or nowhere.
+/// Returns whether both destinations equal one of the old ones, or are none.
 fn stays<'s>(texts: Texts<'s>, way: impl Fn(&'s [Setting]) -> Way<'s>) -> bool {
     let old = texts.old().map(&way);
     let goes = |number: usize, new: &Destination<'_>| old.iter().any(|old| &old[number] == new);
     way(texts.new).iter().enumerate().all(|(number, new)| *new == Destination::Nowhere || goes(number, new))
 }
 
-/// What still says the name of a remote that has another one now, and that name. Git changes
-/// these one by one afterwards; until then it would take the old name for a path.
+/// Returns the settings that still contain the old name of a renamed remote, with its new name. Git
+/// changes these one by one afterwards; until then it would take the old name for a path.
 pub(super) fn left_behind<'s>(now: &'s [Setting], new: &'s [Setting]) -> Vec<(&'s Setting, &'s [u8])> {
     let renamed = |setting: &'s Setting| {
         let old = setting.value.as_deref()?;
@@ -112,8 +112,8 @@ pub(super) fn left_behind<'s>(now: &'s [Setting], new: &'s [Setting]) -> Vec<(&'
     new.iter().filter(|setting| is_choice(setting)).filter_map(renamed).collect()
 }
 
-/// Whether a branch of which the person said nothing goes to where other branches of the
-/// person's do. A remote that is there is not enough: an earlier run may have made it.
+/// Returns whether a branch without settings of the user uses the destinations of the user's other
+/// branches. It is not enough that the remote exists, because an earlier run may have made it.
 fn is_begun_well(texts: Texts<'_>, branch: &[u8]) -> bool {
     let new = way(texts.new, Some(branch));
     if new == way(texts.new, None) || new == way(texts.now, Some(branch)) {
@@ -129,7 +129,7 @@ fn is_begun_well(texts: Texts<'_>, branch: &[u8]) -> bool {
     new.iter().all(|new| *new == Destination::Here || !is_name(new) && known.contains(new))
 }
 
-/// Whether the person has a remote here, or says the name of one.
+/// Returns whether the user has a remote here, or a setting with the name of one.
 fn has_remotes(text: &[Setting]) -> bool {
     text.iter()
         .any(|setting| setting.section == "remote" || is_choice(setting) && setting.value.as_deref() != Some(b"."))
@@ -143,7 +143,7 @@ fn is_choice(setting: &Setting) -> bool {
     }
 }
 
-/// Where git goes with this branch, or with one of which nothing is said.
+/// Returns the destinations of this branch, or of a branch without settings.
 fn way<'s>(text: &'s [Setting], branch: Option<&[u8]>) -> Way<'s> {
     let said = |key: &str| {
         let branch = branch?;
@@ -160,7 +160,7 @@ fn way<'s>(text: &'s [Setting], branch: Option<&[u8]>) -> Way<'s> {
 
 fn destination<'s>(text: &'s [Setting], said: Option<&'s [u8]>) -> Destination<'s> {
     let Some(name) = said else {
-        // `origin`, or the only one there is, where anything is said of it.
+        // `origin`, or the only remote, if it has settings.
         let known = names(text, "remote");
         let only = known.first().copied().filter(|_| known.len() == 1);
         let found = addresses(text, only.unwrap_or(b"origin"));
@@ -174,7 +174,7 @@ fn destination<'s>(text: &'s [Setting], said: Option<&'s [u8]>) -> Destination<'
     }
 }
 
-/// Where a remote is, by these settings.
+/// Returns the addresses of a remote in these settings.
 pub(super) fn addresses<'s>(text: &'s [Setting], remote: &[u8]) -> Vec<Address<'s>> {
     let of_remote = text.iter().filter(|setting| is_of(setting, "remote", remote));
     let places = of_remote.filter(|setting| is_address_key(&setting.key));
@@ -189,7 +189,7 @@ fn is_of(setting: &Setting, section: &str, name: &[u8]) -> bool {
     setting.section == section && setting.subsection.as_deref() == Some(name)
 }
 
-/// The names that a section is about.
+/// Returns the subsections of a section.
 fn names<'s>(text: &'s [Setting], section: &str) -> BTreeSet<&'s [u8]> {
     text.iter()
         .filter(|setting| setting.section == section)

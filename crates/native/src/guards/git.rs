@@ -1,6 +1,6 @@
-//! Files that git would obey or run because a setting or a pointer of a repository
-//! names them (git-config(1), gitrepository-layout(5)). It reads too much rather than
-//! too little: a file that is named by a setting which git ignores is guarded as well.
+//! Files that git obeys or runs because a setting or a pointer of a repository names them
+//! (git-config(1), gitrepository-layout(5)). The search includes too many files rather than too
+//! few: a file named by a setting that git ignores is guarded as well.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,16 +13,16 @@ use super::settings_text::entries;
 use super::view::{View, at, join, parent};
 use crate::powers::to_path;
 
-/// Variables that say where the person's own settings are.
+/// Variables that name the location of the user's own settings.
 const SETTINGS_VARIABLES: [&str; 3] = ["HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL"];
-/// Their values in a process that has no environment of the person's.
+/// Their values, for a process without the user's environment.
 static GIVEN_VARIABLES: OnceLock<SettingsVariables> = OnceLock::new();
-/// Settings larger than this are not read; their file is guarded all the same.
+/// Larger settings are not read; their file is guarded all the same.
 const MAX_SETTINGS_BYTES: u64 = 1 << 20;
-/// As git: `MAX_INCLUDE_DEPTH`.
+/// Same limit as git's `MAX_INCLUDE_DEPTH`.
 const MAX_INCLUDES: usize = 10;
-/// Last parts of keys whose value is a command or the path of a program, in git's own
-/// documentation (git-config(1) of 2.49) and git-lfs-config(5).
+/// Last parts of keys with a command or a program path as value, from git's own documentation
+/// (git-config(1) of 2.49) and git-lfs-config(5).
 const COMMAND_KEYS: &[&str] = &[
     "alternaterefscommand",
     "askpass",
@@ -56,15 +56,15 @@ const COMMAND_KEYS: &[&str] = &[
     "uploadpack",
 ];
 
-/// Values of variables that say where the person's own settings are.
+/// Values of the variables that name the location of the user's settings.
 pub(crate) type SettingsVariables = BTreeMap<String, OsString>;
 
-/// Those of this process.
+/// Returns the values in this process.
 pub(crate) fn settings_variables() -> SettingsVariables {
     SETTINGS_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var_os(name)?))).collect()
 }
 
-/// Takes these for those of this process from now on; only the first ones count.
+/// Replaces the values of this process from now on. Only the first call has an effect.
 pub(crate) fn use_settings_variables(given: SettingsVariables) {
     let _ = GIVEN_VARIABLES.set(given);
 }
@@ -77,28 +77,28 @@ fn settings_variable(name: &str) -> Option<PathBuf> {
     value.filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// What one setting names.
+/// A path that one setting names.
 #[derive(Debug, PartialEq, Eq)]
 enum Named {
-    /// More settings, from the directory of the file that names them.
+    /// Further settings, relative to the directory of the file that names them.
     Include(Vec<u8>),
-    /// A file or directory, from the top of the work tree.
+    /// A file or directory, relative to the top of the work tree.
     File(Vec<u8>),
-    /// A file but no directory, likewise.
+    /// A file but no directory, relative to the same top.
     Argument(Vec<u8>),
 }
 
-/// Places that settings name.
+/// Paths that settings name.
 #[derive(Debug, Default)]
 pub(super) struct NamedPlaces {
     /// Files and directories.
     pub any: Vec<Vec<u8>>,
-    /// Files: a directory there is not meant.
+    /// Files; a directory at such a path is ignored.
     pub files: Vec<Vec<u8>>,
 }
 
 impl NamedPlaces {
-    /// Places that may be files or directories.
+    /// Makes paths that may be files or directories.
     pub(super) fn of_any(any: Vec<Vec<u8>>) -> Self {
         Self { any, ..Self::default() }
     }
@@ -107,25 +107,25 @@ impl NamedPlaces {
         self.any.iter().chain(&self.files)
     }
 
-    /// Where these are, taken from `top`.
+    /// Returns the paths joined to `top`.
     pub(super) fn at(&self, top: &[u8]) -> Self {
         let from_top = |paths: &[Vec<u8>]| paths.iter().map(|path| at(top, path)).collect();
         Self { any: from_top(&self.any), files: from_top(&self.files) }
     }
 }
 
-/// What the repository in the directory `repository`, with a work tree at `top`, names: its
-/// settings and hooks where they lie in another directory, and every file that a setting
-/// leads to. `home` is what `~` means.
+/// Returns the paths that the repository in the directory `repository` names, with a work tree at
+/// `top`. These are its settings and hooks if they are in another directory, and every file that a
+/// setting leads to. `home` replaces `~`.
 pub(super) fn named_by_repository(view: View<'_>, repository: &[u8], top: &[u8], home: Option<&[u8]>) -> NamedPlaces {
     let common_file = join(repository, b"commondir");
     let said = view.read_followed(&common_file, MAX_SETTINGS_BYTES).map(|text| at(repository, first_line(&text)));
-    // What git keeps of a work tree is of the repository above, also while it does not say so:
-    // a run may take that away, and somebody puts it back.
+    // The directory that git keeps for a work tree belongs to the repository above, even if it does
+    // not name that one. A run may remove `commondir`, and a later process may restore it.
     let above = common_of_work_tree(repository).map(<[u8]>::to_vec).filter(|above| said.as_ref() != Some(above));
     let common: Vec<Vec<u8>> = said.into_iter().chain(above).collect();
-    // Its own settings, hooks and pointers are refused by name. What links of such a
-    // name lead to is not.
+    // Its own settings, hooks and pointers are refused by name. The targets of links with such
+    // names are not.
     let own: [&[u8]; 4] = [b"config", b"config.worktree", b"hooks", b"commondir"];
     let own = own.map(|name| join(repository, name));
     let mut places = NamedPlaces::default();
@@ -151,32 +151,33 @@ pub(super) fn named_by_repository(view: View<'_>, repository: &[u8], top: &[u8],
     places
 }
 
-/// The repository whose `worktrees` hold the directory `kept`.
+/// Returns the repository whose `worktrees` contain the directory `kept`.
 pub(super) fn common_of_work_tree(kept: &[u8]) -> Option<&[u8]> {
     let above = parent(kept);
     (above.ends_with(b"/.git/worktrees")).then(|| parent(above))
 }
 
-/// What a `.git` file names: the directory of its repository.
+/// Returns the directory of the repository that a `.git` file names.
 pub(super) fn named_by_pointer(view: View<'_>, file: &[u8]) -> Vec<Vec<u8>> {
     let Some(text) = view.read(file, MAX_SETTINGS_BYTES) else { return Vec::new() };
     let Some(directory) = first_line(&text).strip_prefix(b"gitdir:") else { return Vec::new() };
     vec![at(parent(file), directory.trim_ascii())]
 }
 
-/// What the settings of the person name, which hold in every repository.
+/// Paths named by the user's settings, which apply in every repository.
 #[derive(Debug, Default)]
 pub(super) struct GlobalSettings {
-    /// Directories of hooks and programs, from the top of each work tree.
+    /// Directories of hooks and programs, relative to the top of each work tree.
     pub from_top: NamedPlaces,
     /// Absolute paths.
     pub files: Vec<Vec<u8>>,
-    /// Where the person's own settings are.
+    /// The user's home directory.
     pub home: Option<Vec<u8>>,
 }
 
 impl GlobalSettings {
-    /// Of the person who runs this process. What cannot be read names nothing.
+    /// Reads the settings of the user that runs this process. Settings that cannot be read name no
+    /// paths.
     pub(super) fn of_caller() -> Self {
         let home = home_directory();
         let mut files = vec![PathBuf::from("/etc/gitconfig")];
@@ -224,7 +225,8 @@ impl GlobalSettings {
     }
 }
 
-/// From `HOME` or, where that is not set, from the user database's file.
+/// Returns the home directory from `HOME` or, if that is not set, from the file of the user
+/// database.
 fn home_directory() -> Option<PathBuf> {
     if let Some(home) = settings_variable("HOME") {
         return Some(home);
@@ -233,7 +235,7 @@ fn home_directory() -> Option<PathBuf> {
     home_in_database(|entry| entry.get(2).is_some_and(|id| *id == user.as_bytes())).map(|home| to_path(&home))
 }
 
-/// The home of the first user in the database's file who is wanted. Users of other
+/// Returns the home directory of the first matching user in the database's file. Users of other
 /// databases are not found.
 fn home_in_database(is_wanted: impl Fn(&[&[u8]]) -> bool) -> Option<Vec<u8>> {
     let database = read_bounded(Path::new("/etc/passwd"))?;
@@ -272,7 +274,7 @@ fn add_named_by_settings(
     }
 }
 
-/// The files that one setting names.
+/// Returns the files that one setting names.
 fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Named> {
     let is_path = |path: &[u8]| !path.is_empty();
     match (section, key) {
@@ -281,7 +283,7 @@ fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Nam
         }
         ("core", "hookspath") if is_path(value) => {
             let paths = expanded(value, home).into_iter();
-            // Husky's hooks lie in `.husky/_` and run those beside that directory.
+            // Husky's hooks are in `.husky/_` and run the files beside that directory.
             let above = |path: &Vec<u8>| {
                 let is_named = |part: &&[u8]| !matches!(*part, b"" | b".");
                 let last = path.rsplit(|b| *b == b'/').find(is_named).filter(|last| *last == b"_")?;
@@ -296,7 +298,7 @@ fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Nam
         ("mergetool" | "difftool" | "browser" | "man" | "lfs", "path") | ("submodule", "update") => {
             named_by_command(value, home)
         }
-        // A helper is called by the end of a command's name, unless it is a path.
+        // A credential helper is the suffix of a command name, unless it is a path.
         ("credential", "helper") if !value.starts_with(b"!") => {
             let called = value.split(u8::is_ascii_whitespace).next().unwrap_or_default();
             let others = |named: &Named| !matches!(named, Named::Argument(name) if name == called);
@@ -304,7 +306,7 @@ fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Nam
         }
         // `!` starts a shell command in aliases and helpers.
         ("alias", _) if !value.starts_with(b"!") => Vec::new(),
-        // Of a remote, the transport that is a command of its own.
+        // For a remote, only the transport that is a command of its own.
         ("remote", "url" | "pushurl") if !value.starts_with(b"ext::") => Vec::new(),
         ("remote", "url" | "pushurl") => named_by_command(&value[b"ext::".len()..], home),
         (section, key) if matches!(section, "alias" | "pager") || COMMAND_KEYS.contains(&key) => {
@@ -322,7 +324,8 @@ fn named_by_command(command: &[u8], home: Option<&[u8]>) -> Vec<Named> {
     words(command).into_iter().flat_map(named).collect()
 }
 
-/// What a path may mean with its first component expanded, as git and shells do it.
+/// Returns the possible meanings of a path with its first component expanded, as git and shells
+/// expand it.
 fn expanded(path: &[u8], home: Option<&[u8]>) -> Vec<Vec<u8>> {
     let (first, rest) = match path.iter().position(|b| *b == b'/') {
         Some(end) => (&path[..end], &path[end + 1..]),
@@ -334,7 +337,7 @@ fn expanded(path: &[u8], home: Option<&[u8]>) -> Vec<Vec<u8>> {
         [b'~', user @ ..] => home_in_database(|entry| entry.first() == Some(&user)),
         _ => return vec![path.to_vec()],
     };
-    // Whose home is not known: it may be any directory above.
+    // The home directory is unknown: it may be any directory above.
     home.map_or_else(|| tails(path), |home| vec![join(&home, rest)])
 }
 

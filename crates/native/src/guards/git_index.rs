@@ -1,23 +1,23 @@
-//! The index of a repository: the files that git writes at the person's next checkout
-//! (gitformat-index(5)). Git does not look again at the names in it: one that says
+//! The index of a repository: the files that git writes at the user's next checkout
+//! (gitformat-index(5)). Git does not check its names again: a file named
 //! `.git/hooks/post-checkout` is written there, and run. Pure.
 
 use std::collections::HashSet;
 
 use super::settings_words::are_names;
 
-/// Bytes of an entry before its name, with names of objects of 20 bytes.
+/// Bytes of an entry before its name, with object names of 20 bytes.
 const ENTRY_BYTES: usize = 62;
 const HASH_BYTES: usize = 20;
 const NAME_MASK: usize = 0xfff;
-/// The flag of an entry with two bytes more.
+/// Flag of an entry with two more bytes.
 const EXTENDED: usize = 0x4000;
-/// Parts that say nothing of where files are: trees known already, conflicts that were
-/// solved, and what is not tracked.
+/// Extensions that do not affect the location of files: cached trees, resolved conflicts and
+/// untracked files.
 const EXTENSIONS: [&[u8]; 3] = [b"TREE", b"REUC", b"UNTR"];
 
-/// Whether every file of the index in `text` lies in the work tree and outside of every
-/// repository, and nothing of it is of a kind that is not known here.
+/// Returns whether every file of the index is in the work tree and outside every repository, and
+/// all its extensions are known.
 pub(crate) fn is_harmless(text: &[u8]) -> bool {
     read(text).is_some()
 }
@@ -41,14 +41,14 @@ fn read(text: &[u8]) -> Option<()> {
         let start = ENTRY_BYTES + if is_extended { 2 } else { 0 };
         let rest = text.get(at + start..end)?;
         let length = rest.iter().position(|b| *b == 0)?;
-        // One that is longer than it says could be read in two ways.
+        // A name that differs from its recorded length could be read in two ways.
         if length.min(NAME_MASK) != flags & NAME_MASK || !are_names(&rest[..length]) {
             return None;
         }
         files.insert(&rest[..length]);
         at += (start + length + 8) & !7;
     }
-    // Nothing lies beneath a file, which could be a link.
+    // No path is beneath a file, because the file could be a link.
     let is_beneath = |file: &&[u8]| (1..file.len()).any(|at| file[at] == b'/' && files.contains(&file[..at]));
     if files.iter().any(is_beneath) {
         return None;

@@ -1,8 +1,8 @@
-//! What each name in the directory of a repository is for, and what may be done with it
-//! without a grant. It is a list of what is known: any other name stays guarded. Pure.
+//! Meaning of each name in the directory of a repository, and the operations that need no grant.
+//! This is a list of known names; any other name stays guarded. Pure.
 //!
-//! Only the directory called `.git` counts, with what git keeps in it for modules and other
-//! work trees. The names are those of gitrepository-layout(5) and of git's sources (2.47).
+//! Only the directory called `.git` counts, with the data that git keeps in it for modules and
+//! other work trees. The names are those of gitrepository-layout(5) and of git's sources (2.47).
 
 use stockade_model::Operation;
 
@@ -13,61 +13,61 @@ use crate::powers::prefix_ends;
 /// A name in the directory of a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GitPart {
-    /// The directory itself, or a file in its place that says where it is.
+    /// The directory itself, or a file in its place that contains its location.
     Top,
-    /// A directory with a meaning of its own, of which the parts are known.
+    /// A directory with a meaning of its own and known parts.
     Directory,
-    /// What makes the directory a repository.
+    /// A part that makes the directory a repository.
     Needed {
-        /// It is a directory.
+        /// True if it is a directory.
         is_directory: bool,
     },
     /// Content that git takes for data.
     Data {
-        /// It lies in a directory that holds nothing else.
+        /// True if it is in a directory that contains only data.
         in_store: bool,
     },
-    /// `tXXXXXX`, by which git finds out whether there are links, and `4913`, by which vim
-    /// does what may be done in the directory.
+    /// `tXXXXXX`, with which git tests for symbolic links, and `4913`, with which vim tests its
+    /// permissions in the directory.
     Trial,
-    /// A hook that is none: its name ends in `.sample`.
+    /// An inactive hook: its name ends in `.sample`.
     Sample,
     /// Content that is judged as a whole when it gets its name.
     Judged(Judged),
-    /// Beneath `refs`: a reference, judged as such, or a directory of some.
+    /// Beneath `refs`: a reference, judged as such, or a directory of references.
     Reference,
-    /// `commondir` of another work tree: there is one thing it may say.
+    /// `commondir` of another work tree. Only one content is allowed.
     CommonDirectory,
-    /// How far a rebase is, a number: prompts of shells put it where a shell reads it.
+    /// The progress of a rebase, a number. Shell prompts print it where a shell evaluates it.
     Number,
-    /// Whatever runs by itself, or leads elsewhere, or is not known.
+    /// Content that runs by itself, leads elsewhere or is unknown.
     Guarded,
 }
 
-/// What is judged when it gets its name.
+/// Content that is judged when it gets its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Judged {
     /// `config`, `config.worktree`.
     Settings,
-    /// `.gitmodules`, which lies in the work tree.
+    /// `.gitmodules`, which is in the work tree.
     Modules,
     /// `index`.
     Index,
     /// The steps of a rebase.
     Steps,
-    /// A reference: what git writes to it, it writes to what that one names.
+    /// A reference. Git writes through it to the reference that it names.
     Reference,
-    /// `MERGE_RR`: the files whose conflicts git keeps a copy of once they are resolved.
+    /// `MERGE_RR`: the files with conflicts that git keeps a copy of once they are resolved.
     Resolutions,
-    /// `BISECT_START`, which is checked out at the end.
+    /// `BISECT_START`, the revision that is checked out at the end.
     Start,
-    /// `gitdir` of another work tree: git writes there, and removes what it names.
+    /// `gitdir` of another work tree. Git writes to the path that it names, and removes it.
     Place,
     /// Settings of a project, for an editor or a tool.
     Project(ProjectFile),
 }
 
-/// Whose directory it is.
+/// The owner of a directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Of {
     Repository,
@@ -75,7 +75,7 @@ enum Of {
     WorkTree,
 }
 
-/// Files of data right beneath the top, also with `.lock` behind.
+/// Data files directly beneath the top, also with the suffix `.lock`.
 const DATA: &[&[u8]] = &[
     b"ADD_EDIT.patch",
     b"BISECT_ANCESTORS_OK",
@@ -101,7 +101,7 @@ const DATA: &[&[u8]] = &[
     b"packed-refs.new",
     b"shallow",
 ];
-/// References right beneath the top, besides `HEAD`.
+/// References directly beneath the top, beside `HEAD`.
 const REFERENCES: &[&[u8]] = &[
     b"AUTO_MERGE",
     b"BISECT_EXPECTED_REV",
@@ -115,10 +115,10 @@ const REFERENCES: &[&[u8]] = &[
     b"REVERT_HEAD",
 ];
 const DATA_PART: GitPart = GitPart::Data { in_store: false };
-/// Directories of data, whatever lies in them.
+/// Directories that contain only data.
 const STORES: &[&[u8]] = &[b"lfs", b"logs", b"objects", b"refs", b"rr-cache"];
 const REFERENCE: GitPart = GitPart::Judged(Judged::Reference);
-/// Parts of a rebase (git's sequencer.c) that are data, also with `.lock` behind.
+/// Parts of a rebase (git's sequencer.c) that are data, also with the suffix `.lock`.
 const DATA_OF_REBASE: &[&[u8]] = &[
     b"allow_rerere_autoupdate",
     b"amend",
@@ -155,17 +155,18 @@ const DATA_OF_REBASE: &[&[u8]] = &[
 ];
 
 impl GitPart {
-    /// What `path` is, and how long the path of the directory `.git` is. None where it lies in
-    /// none beneath the writable root of `root_length` bytes, or that cannot be said by its name.
+    /// Returns the kind of `path`, and the length of the path of its directory `.git`. Returns
+    /// `None` if there is no such directory beneath the writable root of `root_length` bytes, or if
+    /// the name does not decide.
     pub(crate) fn of(path: &[u8], root_length: usize) -> Option<(usize, Self)> {
-        // Most paths are told apart at once, however deep they are.
+        // This test rejects most paths at once, whatever their depth.
         if !path.windows(5).any(|part| part == b"/.git") {
             return None;
         }
         let is_git = |part: &[u8]| super::fold(part).as_ref() == b".git";
         let mut ends = prefix_ends(path).into_iter().filter(|end| is_git(name(&path[..*end])));
         let top = ends.next()?;
-        // One within another is no work of git's.
+        // Git does not make a `.git` within another.
         if ends.next().is_some() || top < root_length || !path[..top].ends_with(b"/.git") {
             return None;
         }
@@ -173,8 +174,8 @@ impl GitPart {
         Some((top, part(&rest, Of::Repository)))
     }
 
-    /// What `rest` is beneath a repository that is not called `.git`: there only what a push
-    /// needs is known.
+    /// Returns the kind of `rest` beneath a repository that is not called `.git`. Only the parts
+    /// that a push needs are known there.
     pub(crate) fn in_bare(rest: &[u8]) -> Self {
         let rest: Vec<&[u8]> = rest.split(|b| *b == b'/').filter(|part| !part.is_empty()).collect();
         match part(&rest, Of::Repository) {
@@ -183,7 +184,7 @@ impl GitPart {
         }
     }
 
-    /// How content that gets this name is judged, where it is.
+    /// Returns how content that gets this name is judged, if it is.
     pub(crate) fn judged(self) -> Option<Judged> {
         match self {
             Self::Judged(judged) => Some(judged),
@@ -192,11 +193,11 @@ impl GitPart {
         }
     }
 
-    /// Whether this may be done to it by its name alone.
+    /// Returns whether the name alone permits this operation.
     pub(crate) fn permits(self, operation: Operation) -> bool {
         use Operation::{Create, Link, Metadata, Mkdir, Remove, Rename, Truncate, Write};
         match self {
-            // It goes when it is empty, or a file.
+            // Can be removed if it is empty or a file.
             Self::Top | Self::Directory | Self::Needed { is_directory: true } => matches!(operation, Mkdir | Remove),
             Self::Reference => matches!(operation, Mkdir | Remove | Metadata),
             Self::Data { .. } => {
@@ -204,7 +205,7 @@ impl GitPart {
             }
             Self::Trial => matches!(operation, Create | Write | Remove),
             Self::Sample => matches!(operation, Create | Write | Remove),
-            // Without it git does what an empty one says, which is harmless.
+            // Without the file git acts as with an empty one, which is harmless.
             Self::Judged(_) | Self::Needed { is_directory: false } | Self::CommonDirectory | Self::Number => {
                 operation == Remove
             }
@@ -212,19 +213,19 @@ impl GitPart {
         }
     }
 
-    /// Whether its content is nobody's to guard, under any other name as well.
+    /// Returns whether the content needs no guard under any other name either.
     pub(crate) fn is_free(self) -> bool {
         matches!(self, Self::Data { .. } | Self::Reference | Self::Needed { .. } | Self::Directory | Self::Trial)
     }
 
-    /// Whether rules about directories that look like a repository count for it: for all else
-    /// what it is called says what it is.
+    /// Returns whether the rules for directories that look like a repository apply to it. For all
+    /// other parts the name decides.
     pub(crate) fn is_in_store(self) -> bool {
         matches!(self, Self::Data { in_store: true } | Self::Reference)
     }
 }
 
-/// `rest` are the components beneath the top.
+/// Returns the kind of a part; `rest` are the components beneath the top.
 fn part(rest: &[&[u8]], of: Of) -> GitPart {
     let Some((first, beneath)) = rest.split_first() else {
         return if of == Of::Repository { GitPart::Top } else { GitPart::Directory };
@@ -257,7 +258,7 @@ fn part(rest: &[&[u8]], of: Of) -> GitPart {
     }
 }
 
-/// A file right beneath the top.
+/// Returns the kind of a file directly beneath the top.
 fn file(name: &[u8], of: Of) -> GitPart {
     match name {
         b"HEAD" if of == Of::WorkTree => REFERENCE,
@@ -278,7 +279,8 @@ fn file(name: &[u8], of: Of) -> GitPart {
     }
 }
 
-/// Data, what is on the way to a name, and what editors put beside what they edit.
+/// Returns whether this is a data file, a temporary file for a name, or a file that editors make
+/// beside an edited file.
 fn is_data(name: &[u8]) -> bool {
     let on_the_way = name.strip_suffix(b".lock");
     if let Some(b"HEAD" | b"config" | b"config.worktree" | b"index" | b"gitdir") = on_the_way {
@@ -300,23 +302,23 @@ fn is_data_of_rebase(name: &[u8]) -> bool {
     DATA_OF_REBASE.contains(&own) || is_of_sed(own) || edited(own).is_some_and(|own| DATA_OF_REBASE.contains(&own))
 }
 
-/// The file beside which vim puts one of this name while it edits.
+/// Returns the file for which vim makes a file of this name while it edits.
 fn edited(name: &[u8]) -> Option<&[u8]> {
     name.strip_suffix(b"~").or_else(|| {
-        // Vim also makes `.NAME.swpx`, to see whether there are links.
+        // Vim also makes `.NAME.swpx`, to test for links.
         let swap = name.strip_suffix(b"x").filter(|name| name.ends_with(b".swp")).unwrap_or(name);
         let (own, end) = swap.split_last_chunk::<4>().filter(|(_, end)| end.starts_with(b".sw"))?;
         own.strip_prefix(b".").filter(|_| end[3].is_ascii_lowercase())
     })
 }
 
-/// What `sed -i` writes before it takes the place of the file.
+/// Returns whether this is a temporary file of `sed -i`, which then replaces the original.
 fn is_of_sed(name: &[u8]) -> bool {
     name.strip_prefix(b"sed").is_some_and(|random| random.len() == 6 && random.iter().all(u8::is_ascii_alphanumeric))
 }
 
-/// What lies beneath `modules`: the name of a module may have several components, so that
-/// every way to part it is looked at, and the strictest counts.
+/// Returns the kind of a path beneath `modules`. The name of a module may have several components,
+/// so every split is examined, and the strictest result counts.
 fn module(rest: &[&[u8]]) -> GitPart {
     let mut found = GitPart::Guarded;
     for start in 1..=rest.len() {
@@ -332,7 +334,7 @@ fn module(rest: &[&[u8]]) -> GitPart {
             }
             (GitPart::Judged(_) | GitPart::Sample, _) => found = this,
             (_, GitPart::Guarded) => found = this,
-            // The name of a module, or of something in it.
+            // The name of a module, or of a part of it.
             (GitPart::Data { .. } | GitPart::Reference | GitPart::Needed { .. }, GitPart::Directory)
                 if !beneath.is_empty() =>
             {
@@ -344,7 +346,7 @@ fn module(rest: &[&[u8]]) -> GitPart {
     found
 }
 
-/// Names that git obeys in the directory of a module.
+/// Returns whether git obeys this name in the directory of a module.
 fn is_live(name: &[u8]) -> bool {
     let folded = super::fold(name);
     let name = folded.as_ref();
@@ -353,15 +355,16 @@ fn is_live(name: &[u8]) -> bool {
         || name.starts_with(b"sharedindex")
 }
 
-/// What git writes in `objects/info` and reads nowhere else: for a module called `a/objects`
-/// this would be its `info`.
+/// Returns whether git writes this in `objects/info` and reads it nowhere else. For a module called
+/// `a/objects` it would be its `info`.
 fn is_list_of_objects(beneath: &[&[u8]]) -> bool {
     const LISTS: [&[u8]; 4] = [b"commit-graph", b"commit-graph.lock", b"commit-graphs", b"packs"];
     matches!(beneath, [b"info", list, ..] if LISTS.contains(list))
         || matches!(beneath, [b"info", temporary] if temporary.starts_with(b"packs_"))
 }
 
-/// Directories in which git finds remotes as well; in a store they hold others.
+/// Returns whether this is another directory in which git finds remotes. In a store these
+/// directories have other content.
 fn is_old_remote(name: &[u8]) -> bool {
     matches!(super::fold(name).as_ref(), b"remotes" | b"branches")
 }

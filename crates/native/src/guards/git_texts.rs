@@ -1,22 +1,22 @@
-//! What files of git say that are neither settings nor an index: references, the steps of a
-//! rebase. Git takes what they say for names of its own files. Pure.
+//! Content of git's files that are neither settings nor an index: references and the steps of a
+//! rebase. Git takes their content for names of its own files. Pure.
 
 use super::settings_words::is_branch;
 
 /// Lengths of an object's name, in hexadecimal digits (SHA-1, SHA-256).
 const ID_LENGTHS: [usize; 2] = [40, 64];
 
-/// What `git clone` writes to `HEAD` until it knows better, a name that nothing can have.
+/// Initial content of `HEAD` that `git clone` writes; no reference can have this name.
 const OF_CLONE: &[u8] = b"ref: refs/heads/.invalid";
 
-/// Whether a reference names an object, or another reference. Git 2.47 does not look at the
-/// name of another one before it writes there, and appends to a log of that name.
+/// Returns whether a reference names an object or another reference. Git 2.47 does not check the
+/// name of another reference before it writes there and appends to a log of that name.
 pub(crate) fn is_reference(text: &[u8]) -> bool {
     let line = text.strip_suffix(b"\n").unwrap_or(text);
     is_id(line) || line == OF_CLONE || line.strip_prefix(b"ref: ").is_some_and(is_name_of_reference)
 }
 
-/// Whether it says where a bisection began: a name that no option is.
+/// Returns whether the text names the start of a bisection. Such a name cannot be an option.
 pub(crate) fn is_start_of_bisection(text: &[u8]) -> bool {
     let line = text.strip_suffix(b"\n").unwrap_or(text);
     is_id(line) || is_branch(line)
@@ -26,7 +26,7 @@ fn is_id(text: &[u8]) -> bool {
     ID_LENGTHS.contains(&text.len()) && text.iter().all(u8::is_ascii_hexdigit)
 }
 
-/// As git-check-ref-format(1) has it, beneath `refs/`.
+/// Returns whether the name is valid beneath `refs/` (git-check-ref-format(1)).
 fn is_name_of_reference(name: &[u8]) -> bool {
     let is_odd = |b: &u8| b.is_ascii_control() || b" ~^:?*[\\".contains(b);
     let holds = |pair: &[u8; 2]| name.windows(2).any(|part| part == pair);
@@ -40,7 +40,7 @@ fn is_name_of_reference(name: &[u8]) -> bool {
             .all(|part| !part.is_empty() && !part.starts_with(b".") && !part.ends_with(b".lock"))
 }
 
-/// Whether no step of a rebase (git-rebase(1)) runs a command.
+/// Returns whether no step of a rebase (git-rebase(1)) runs a command.
 pub(crate) fn are_harmless_steps(text: &[u8]) -> bool {
     const STEPS: &[&[u8]] = &[
         b"pick",

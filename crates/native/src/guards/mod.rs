@@ -1,32 +1,32 @@
-//! Places that are guarded because of what leads to them, and not by their own name.
+//! Paths that are guarded because of references to them, and not because of their own name.
 //!
-//! A guarded name (`names`) is found in a path by itself. But a link of such a name, a
-//! setting of git or another hard link makes an ordinary path mean the same file. A
-//! survey of a writable tree (`survey`) finds those once, before the first write in it;
-//! what a run does later cannot add one, because the broker refuses to make it.
+//! A guarded name (`names`) is recognized in a path by itself. But a link of such a name, a setting
+//! of git or another hard link gives an ordinary path the same meaning. A survey of a writable tree
+//! (`survey`) finds those paths once, before the first write in it. A run cannot add such a path
+//! later, because the broker refuses to make it.
 //!
 //! | File | For |
 //! |---|---|
-//! | `names` | guarded names as the tail of a path spells them |
-//! | `places` | what a survey found, and what it refuses |
-//! | `repository` | directories that git takes for a repository by what they hold |
+//! | `names` | guarded names in all their spellings, as the tail of a path |
+//! | `places` | results of a survey, and the refusals that follow from them |
+//! | `repository` | directories that git takes for a repository by their content |
 //! | `survey` | the walk through a tree |
-//! | `git` | what the settings of a repository name |
-//! | `git_part` | what each name in a directory of git's is for |
-//! | `git_index` | which files an index names |
-//! | `git_texts` | what references and the steps of a rebase name |
-//! | `project_part` | which names are settings of a project that are judged |
-//! | `project_judge` | which of those settings are harmless |
-//! | `pointers` | which `.git` files lead to a repository |
+//! | `git` | the paths that the settings of a repository name |
+//! | `git_part` | the meaning of each name in a directory of git's |
+//! | `git_index` | the files that an index names |
+//! | `git_texts` | the names in references and in the steps of a rebase |
+//! | `project_part` | names of project settings that are judged |
+//! | `project_judge` | those project settings that are harmless |
+//! | `pointers` | `.git` files that lead to a repository |
 //! | `settings_text` | the text of settings as entries |
 //! | `settings_reader` | the same, exactly as git reads it or not at all |
-//! | `settings_judge` | which settings carry nothing that runs |
-//! | `settings_words` | those that are harmless by themselves |
-//! | `destinations` | where branches of the person's go, by all settings of a repository |
-//! | `command_words` | the files that a command line of a setting may mean |
+//! | `settings_judge` | settings that run no programs |
+//! | `settings_words` | settings that are harmless by themselves |
+//! | `destinations` | destinations of the user's branches, by all settings of a repository |
+//! | `command_words` | the files that a command line of a setting may name |
 //! | `view` | files and links as the run sees them |
 //!
-//! Absent on purpose: grants, questions, what is refused for other reasons.
+//! Absent on purpose: grants, requests for approval, refusals for other reasons.
 
 mod command_words;
 mod destinations;

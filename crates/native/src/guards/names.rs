@@ -1,5 +1,4 @@
-//! Guarded names as a program may spell them, compared with the tails of paths.
-//! Pure: it knows no filesystem.
+//! Guarded names in all spellings, compared with the tails of paths. Pure: it knows no filesystem.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -10,7 +9,7 @@ use std::path::PathBuf;
 /// The guarded names, each of one or more components.
 #[derive(Clone, Debug)]
 pub(crate) struct GuardedNames {
-    /// By folded last component: the whole entry, folded, first component first.
+    /// Whole folded entries, first component first, by their folded last component.
     by_last: HashMap<Vec<u8>, Vec<Vec<Vec<u8>>>>,
     /// First bytes of last components: most components fail this test.
     first_bytes: Box<[bool; 256]>,
@@ -37,7 +36,7 @@ impl GuardedNames {
         names
     }
 
-    /// The entry that the tail of `path` spells, if there is one.
+    /// Returns the entry that the tail of `path` spells, if there is one.
     pub(crate) fn matches(&self, path: &[u8]) -> Option<String> {
         let last = fold(path.rsplit(|b| *b == b'/').next()?);
         if !last.first().is_some_and(|b| self.first_bytes[usize::from(*b)]) {
@@ -47,12 +46,12 @@ impl GuardedNames {
         entries.iter().find(|entry| ends_with(path, entry)).map(|entry| shown(entry))
     }
 
-    /// Whether a single name is a component of an entry.
+    /// Returns whether a single name is a component of an entry.
     pub(crate) fn has_component(&self, name: &[u8]) -> bool {
         self.components.contains(fold(name).as_ref())
     }
 
-    /// Relative paths that would be guarded beneath a directory with the path `path`:
+    /// Returns the relative paths that would be guarded beneath a directory with the path `path`:
     /// `git` beneath `/home/dev/.config`.
     pub(crate) fn carried_by(&self, path: &[u8]) -> Vec<PathBuf> {
         let name = path.rsplit(|b| *b == b'/').next().unwrap_or(path);
@@ -71,7 +70,7 @@ impl GuardedNames {
     }
 }
 
-/// Do the last components of `path` spell `entry`?
+/// Returns whether the last components of `path` spell `entry`.
 fn ends_with(path: &[u8], entry: &[Vec<u8>]) -> bool {
     let mut parts = path.rsplit(|b| *b == b'/');
     entry.iter().rev().all(|want| parts.next().is_some_and(|part| fold(part).as_ref() == want.as_slice()))
@@ -81,9 +80,9 @@ fn shown(entry: &[Vec<u8>]) -> String {
     String::from_utf8_lossy(&entry.join(&b'/')).into_owned()
 }
 
-/// One form for all spellings that some filesystem takes for the same name:
-/// ASCII case, the two letters that fold into ASCII, characters that HFS+
-/// ignores, trailing dots and spaces.
+/// Returns one form for all spellings that some filesystem takes for the same name. It covers ASCII
+/// case, the two letters that fold into ASCII, characters that HFS+ ignores, and trailing dots and
+/// spaces.
 pub(crate) fn fold(name: &[u8]) -> Cow<'_, [u8]> {
     let plain = name.iter().all(|b| b.is_ascii() && !b.is_ascii_uppercase());
     if plain && !matches!(name.last(), Some(b'.' | b' ')) {

@@ -1,4 +1,4 @@
-//! What the surveys of a run's writable trees found.
+//! Results of the surveys of a run's writable trees.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -13,10 +13,10 @@ use super::survey::{SurveyError, survey};
 use super::view::{There, View, join, parent};
 use crate::powers::{Probe, Refusal, covers, prefix_ends, protected, renamed, to_path};
 
-/// How a place is called that is guarded although its name is not.
+/// Name of a path that is guarded although its own name is not, for refusals.
 const TARGET: &str = "the target of a protected link";
 
-/// What git obeys, follows or writes in the directory of a repository, but for objects
+/// Names that git obeys, follows or writes in the directory of a repository, except objects
 /// (gitrepository-layout(5)).
 const BARE_PARTS: [&str; 20] = [
     "FETCH_HEAD",
@@ -41,28 +41,28 @@ const BARE_PARTS: [&str; 20] = [
     "worktrees",
 ];
 
-/// Guarded places of one tree.
+/// Guarded paths of one tree.
 #[derive(Debug, Default)]
 pub(crate) struct GuardedPlaces {
     /// Absolute paths; each is guarded with everything beneath it.
     pub(super) targets: BTreeSet<Vec<u8>>,
-    /// Links that mean something by the place where they are: no directory above one
-    /// is moved.
+    /// Links with a meaning that depends on their location. A directory above one cannot be moved.
     pub(super) pins: BTreeSet<Vec<u8>>,
-    /// Files, by device and inode, that have a guarded name besides others.
+    /// Files, by device and inode, that have a guarded name and other names.
     pub(super) linked: HashSet<(u64, u64)>,
-    /// Repositories that were there, by device and inode of their directory.
+    /// Existing repositories, by device and inode of their directory.
     pub(super) repositories: HashMap<(u64, u64), RepositoryState>,
     /// Their directories.
     pub(super) directories: BTreeSet<Vec<u8>>,
-    /// Those of them that are not called `.git`.
+    /// Those directories that are not called `.git`.
     pub(super) bare: BTreeSet<Vec<u8>>,
-    /// Where the addresses of their remotes lead on this machine.
+    /// Local paths that are addresses of their remotes.
     pub(super) addresses: BTreeSet<Vec<u8>>,
 }
 
 impl GuardedPlaces {
-    /// Why the writable root of `root_length` bytes does not reach `path`.
+    /// Returns the reason why the grant of the writable root of `root_length` bytes does not cover
+    /// `path`.
     pub(crate) fn refusal(&self, root_length: usize, path: &[u8]) -> Option<Refusal> {
         if self.targets.is_empty() {
             return None;
@@ -72,7 +72,7 @@ impl GuardedPlaces {
         Some(protected(unit, TARGET))
     }
 
-    /// What was found beneath `from`, as it is called where that is `to`.
+    /// Returns the paths beneath `from` with the prefix `to` instead.
     fn renamed(self, from: &[u8], to: &[u8]) -> Self {
         let rename = |places: BTreeSet<Vec<u8>>| places.iter().filter_map(|p| renamed(p, from, to)).collect();
         let (targets, pins, directories) = (rename(self.targets), rename(self.pins), rename(self.directories));
@@ -80,8 +80,8 @@ impl GuardedPlaces {
         Self { targets, pins, directories, addresses, bare, ..self }
     }
 
-    /// Why the directory at `path` must stay where it is. One that is removed has no link in
-    /// it any more.
+    /// Returns the reason why the directory at `path` must stay in place. A directory that is
+    /// removed no longer contains a link.
     fn stays(&self, path: &[u8], is_removed: bool) -> Option<Refusal> {
         let beneath = |places: &BTreeSet<Vec<u8>>| {
             let start = [path, b"/"].concat();
@@ -98,30 +98,31 @@ impl GuardedPlaces {
     }
 }
 
-/// A place, and where links lead from there.
+/// Returns a path, and the end of its links.
 pub(super) fn with_end(view: View<'_>, place: &[u8]) -> Vec<Vec<u8>> {
     let end = view.resolve(place).map(|chain| chain.end).filter(|end| end != place);
     std::iter::once(place.to_vec()).chain(end).collect()
 }
 
-/// The surveys of a run, one for each writable root, made when they are first needed.
+/// The surveys of a run, one for each writable root. Each is made when it is first needed.
 #[derive(Debug, Default)]
 pub(crate) struct Surveys {
     settings: Option<GlobalSettings>,
-    /// What git obeys or runs in a repository, also by the person's settings.
+    /// Parts of a repository that git obeys or runs, including those named by the user's settings.
     parts: TrustedParts,
-    /// How many writable roots there were at the last look.
+    /// Number of writable roots at the last check.
     roots: usize,
     trees: Vec<(Vec<u8>, Result<GuardedPlaces, SurveyError>)>,
 }
 
 impl Surveys {
-    /// Whether each of the writable `roots`, which only become more, was looked at.
+    /// Returns whether each of the writable `roots` was surveyed. Roots are only added, never
+    /// removed.
     pub(crate) fn are_complete(&self, roots: &[Vec<u8>]) -> bool {
         self.roots == roots.len()
     }
 
-    /// Surveys those of the writable `roots` that were not looked at yet, each in its view.
+    /// Surveys the new ones of the writable `roots`, each in its view.
     pub(crate) fn complete<'v>(
         &mut self,
         view_of: impl Fn(&[u8]) -> View<'v>,
@@ -140,7 +141,8 @@ impl Surveys {
         }
     }
 
-    /// The run made the file `path`, which means something by its place.
+    /// Records that the run has made the file `path`, which has a meaning that depends on its
+    /// location.
     pub(crate) fn pin(&mut self, path: &[u8]) {
         let of_path = self.trees.iter_mut().filter(|(root, _)| covers(root, path));
         for places in of_path.filter_map(|(_, found)| found.as_mut().ok()) {
@@ -148,7 +150,7 @@ impl Surveys {
         }
     }
 
-    /// Settings of a repository name these places as those of remotes.
+    /// Records paths that the settings of a repository name as remotes.
     pub(crate) fn add_addresses(&mut self, view: View<'_>, addresses: &[Vec<u8>]) {
         let all: Vec<Vec<u8>> = addresses.iter().flat_map(|place| with_end(view, place)).collect();
         for (root, found) in &mut self.trees {
@@ -157,15 +159,16 @@ impl Surveys {
         }
     }
 
-    /// The places of remotes beneath `path`.
+    /// Returns the paths of remotes beneath `path`.
     pub(crate) fn addresses_beneath(&self, path: &[u8]) -> impl Iterator<Item = &Vec<u8>> {
         let found = self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
         let is_beneath = move |place: &&Vec<u8>| place.len() > path.len() && covers(path, place);
         found.flat_map(|places| &places.addresses).filter(is_beneath)
     }
 
-    /// Why what is no directory is not put at `path`: git fetches from there, and would follow
-    /// where a file leads it. `path.git` is looked at as well (`enter_repo` in git's path.c).
+    /// Returns the reason why only a directory may be put at `path`: git fetches from there and
+    /// would follow a file to its target. `path.git` is checked as well (`enter_repo` in git's
+    /// path.c).
     pub(crate) fn refusal_at_address(&self, path: &[u8], also_above: bool) -> Option<Refusal> {
         let plain = path.strip_suffix(b".git").unwrap_or(path);
         let leads_here = |address: &Vec<u8>| address == path || address == plain || also_above && covers(path, address);
@@ -176,7 +179,7 @@ impl Surveys {
         })
     }
 
-    /// Guards the parts of a `workspace` that is a repository itself.
+    /// Guards the parts of a `workspace` that is itself a repository.
     pub(crate) fn guard_parts_of(&mut self, workspace: &[u8]) {
         let of_it = self.trees.iter_mut().filter(|(root, _)| root == workspace);
         for places in of_it.filter_map(|(_, found)| found.as_mut().ok()) {
@@ -186,15 +189,14 @@ impl Surveys {
         }
     }
 
-    /// Surveys the tree that the run calls `inside`, which was not surveyed yet, where it lies
-    /// on the host and by its name there: that is the one which links and settings of the host
-    /// hold. `host` is the host's root directory.
+    /// Surveys a new tree with the path `inside` in the run, by its path on the host. Links and
+    /// settings of the host contain the latter path. `host` is the host's root directory.
     pub(crate) fn complete_on_host(&mut self, host: View<'_>, names: &GuardedNames, inside: &[u8], tree: &[u8]) {
         let found = self.survey(host, (tree, &[tree.to_vec()]), names);
         self.trees.push((inside.to_vec(), found.map(|places| places.renamed(tree, inside))));
     }
 
-    /// Whether the tree at `root` was surveyed.
+    /// Returns whether the tree at `root` was surveyed.
     pub(crate) fn knows(&self, root: &[u8]) -> bool {
         self.trees.iter().any(|(known, _)| covers(known, root))
     }
@@ -210,8 +212,8 @@ impl Surveys {
         survey(view, trees, names, (settings, &self.parts))
     }
 
-    /// Why nothing is made a work tree of git's at `top`: what is there already would be run or
-    /// obeyed by the person's settings.
+    /// Returns the reason why `top` must not become a work tree of git: the user's settings would
+    /// run or obey objects that exist there.
     pub(crate) fn refusal_of_work_tree(&self, view: View<'_>, top: &[u8]) -> Option<Refusal> {
         let named = self.settings.iter().flat_map(|settings| settings.from_top.all());
         let is_there = |path: &&Vec<u8>| {
@@ -231,8 +233,8 @@ impl Surveys {
         Some(protected(&join(top, place), TARGET))
     }
 
-    /// Why this is not done to `path`, where the person's settings name it, or something beneath,
-    /// in every work tree: `exists` tells of which directory is one.
+    /// Returns the reason to refuse this operation on `path`, if the user's settings name it, or an
+    /// object beneath it, in every work tree. `exists` reports which directories are work trees.
     pub(crate) fn refusal_in_work_tree(
         &self,
         operation: Operation,
@@ -256,30 +258,31 @@ impl Surveys {
         None
     }
 
-    /// Whether the settings of the repository in a directory name anything in a work tree of
-    /// its with the top `top`.
+    /// Returns whether the settings of the repository in a directory name a path in its work tree
+    /// with the top `top`.
     pub(crate) fn names_in_work_tree(&self, view: View<'_>, repository: &[u8], top: &[u8]) -> bool {
         let home = self.settings.as_ref().and_then(|settings| settings.home.as_deref());
         named_by_repository(view, repository, top, home).all().any(|place| covers(top, place))
     }
 
-    /// Whether `path` lies in a tree that could not be surveyed for a directory that is closed.
+    /// Returns whether `path` is in a tree that could not be surveyed because of a closed
+    /// directory.
     pub(crate) fn are_closed(&self, path: &[u8]) -> bool {
         self.trees.iter().any(|(tree, survey)| matches!(survey, Err(SurveyError::Closed(_))) && covers(tree, path))
     }
 
-    /// Forgets those trees: they are surveyed anew before anything is done in them.
+    /// Forgets those trees. They are surveyed again before any operation in them.
     pub(crate) fn forget_closed(&mut self) {
         self.trees.retain(|(_, survey)| !matches!(survey, Err(SurveyError::Closed(_))));
         self.roots = 0;
     }
 
-    /// Why a tree could not be surveyed.
+    /// Returns the reason why a tree could not be surveyed.
     pub(crate) fn error(&self) -> Option<&SurveyError> {
         self.trees.iter().find_map(|(_, survey)| survey.as_ref().err())
     }
 
-    /// The guarded places at and beneath `root`, and the directories that are repositories.
+    /// Returns the guarded paths at and beneath `root`, and the directories that are repositories.
     pub(crate) fn beneath(&self, root: &[u8]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
         let (mut places, mut repositories) = (Vec::new(), Vec::new());
         for found in self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok()) {
@@ -289,8 +292,8 @@ impl Surveys {
         (places, repositories)
     }
 
-    /// What `path` is in a repository that is not called `.git` and lies beneath the writable root
-    /// of `root_length` bytes.
+    /// Returns the kind of `path` in a repository that is not called `.git` and is beneath the
+    /// writable root of `root_length` bytes.
     pub(crate) fn bare_part(&self, root_length: usize, path: &[u8]) -> Option<GitPart> {
         let found = || self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
         if found().all(|places| places.bare.is_empty()) {
@@ -301,12 +304,13 @@ impl Surveys {
         Some(GitPart::in_bare(&path[end..]))
     }
 
-    /// What git obeys or runs in a repository.
+    /// Returns the parts of a repository that git obeys or runs.
     pub(crate) fn parts(&self) -> &TrustedParts {
         &self.parts
     }
 
-    /// Why the writable root of `root_length` bytes does not reach `path`.
+    /// Returns the reason why the grant of the writable root of `root_length` bytes does not cover
+    /// `path`.
     pub(crate) fn refusal(&self, root_length: usize, path: &[u8]) -> Option<Refusal> {
         self.trees.iter().find_map(|(tree, survey)| match survey {
             Ok(places) => places.refusal(root_length, path),
@@ -315,8 +319,8 @@ impl Surveys {
         })
     }
 
-    /// As [`refusal`](Self::refusal), also for parts of repositories that the person's settings
-    /// name, besides those that are always trusted.
+    /// As [`refusal`](Self::refusal), also for the parts of repositories that the user's settings
+    /// name, beside those that are always trusted.
     pub(crate) fn refusal_of(
         &self,
         creates: bool,
@@ -330,25 +334,26 @@ impl Surveys {
         })
     }
 
-    /// Why the directory at `path` must stay where it is, or is not removed when it is empty.
+    /// Returns the reason why the directory at `path` must stay in place or must not be removed
+    /// when empty.
     pub(crate) fn stays(&self, path: &[u8], is_removed: bool) -> Option<Refusal> {
         let surveys = self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
         surveys.into_iter().find_map(|places| places.stays(path, is_removed))
     }
 
-    /// What the repository in the directory of `path` held when it was surveyed.
+    /// Returns the state of the repository in the directory of `path` when it was surveyed.
     pub(crate) fn repository(&self, view: View<'_>, path: &[u8]) -> Option<RepositoryState> {
         let stat = view.stat(parent(path)).ok()?;
         let key = (stat.st_dev, stat.st_ino);
         self.trees.iter().find_map(|(_, survey)| survey.as_ref().ok()?.repositories.get(&key).copied())
     }
 
-    /// Whether some file of the trees has a guarded name besides others.
+    /// Returns whether a file of the trees has a guarded name and other names.
     pub(crate) fn has_linked(&self) -> bool {
         self.trees.iter().any(|(_, survey)| survey.as_ref().is_ok_and(|places| !places.linked.is_empty()))
     }
 
-    /// Whether this file has a guarded name besides others.
+    /// Returns whether this file has a guarded name and other names.
     pub(crate) fn is_linked(&self, stat: &Stat) -> bool {
         let key = (stat.st_dev, stat.st_ino);
         self.trees.iter().any(|(_, survey)| survey.as_ref().is_ok_and(|places| places.linked.contains(&key)))

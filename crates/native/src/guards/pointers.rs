@@ -1,5 +1,5 @@
-//! `.git` files, which lead from a work tree to its repository: where each leads by its
-//! text, and which ones lead to one repository.
+//! `.git` files, which lead from a work tree to its repository. This module finds the target of
+//! each by its text, and the files that lead to one repository.
 
 use rustix::fs::FileType;
 use stockade_sys::Errno;
@@ -7,28 +7,28 @@ use stockade_sys::Errno;
 use super::settings_judge::{local_addresses, work_tree_of_module};
 use super::view::{There, View, at, join, parent};
 
-/// Longer ones lead nowhere.
+/// Longest `.git` file; longer ones lead nowhere.
 pub(crate) const MAX_POINTER_BYTES: u64 = 4096;
-/// Settings that are read.
+/// Longest settings file that is read.
 const MAX_SETTINGS_BYTES: u64 = 1 << 20;
-/// Directories of a module in which no other module is.
+/// Directories of a module that contain no other module.
 const PARTS_OF_MODULE: &[&[u8]] =
     &[b"branches", b"hooks", b"info", b"lfs", b"logs", b"objects", b"refs", b"rr-cache", b"worktrees"];
-/// Names that are looked at in what a link leads to.
+/// Most names that are examined in the target of a link.
 const MAX_LOOKED_INTO: usize = 4_000;
-/// Entries beneath a directory that are looked through for links, beyond which any is one that
-/// is looked for.
+/// Most entries beneath a directory that are searched for links. A larger directory counts as one
+/// with a matching link.
 const MAX_LOOKED_THROUGH: usize = 200_000;
-/// Names that are looked at for all that lead to one repository.
+/// Most names that are examined to find all files that lead to one repository.
 const MAX_LOOKED_AT: usize = 500_000;
 
-/// Where a `.git` file in the directory `top` leads, by its text alone.
+/// Returns the target of a `.git` file in the directory `top`, by its text alone.
 pub(crate) fn target_of(top: &[u8], text: &[u8]) -> Option<Vec<u8>> {
     let text = text.strip_prefix(b"gitdir: ")?;
     place_of(top, text.strip_suffix(b"\n").unwrap_or(text))
 }
 
-/// The place that `path` says in a file of the directory `start`, by its text alone.
+/// Returns the path that `path` names in a file of the directory `start`, by its text alone.
 pub(crate) fn place_of(start: &[u8], path: &[u8]) -> Option<Vec<u8>> {
     if path.is_empty() || path.len() as u64 > MAX_POINTER_BYTES || path.iter().any(u8::is_ascii_control) {
         return None;
@@ -37,7 +37,8 @@ pub(crate) fn place_of(start: &[u8], path: &[u8]) -> Option<Vec<u8>> {
     let start = if is_absolute { &b""[..] } else { start };
     let mut parts: Vec<&[u8]> = start.split(|b| *b == b'/').filter(|part| !part.is_empty()).collect();
     let mut rest = path;
-    // Up at first only: behind a name that is a link it would be up from where that leads.
+    // `..` only at the beginning: after a name that is a link, it would be the parent of the link's
+    // target.
     while let Some(above) = rest.strip_prefix(b"../").filter(|_| !is_absolute) {
         parts.pop()?;
         rest = above;
@@ -51,10 +52,10 @@ pub(crate) fn place_of(start: &[u8], path: &[u8]) -> Option<Vec<u8>> {
     Some(parts.iter().flat_map(|part| [b"/", *part]).flatten().copied().collect())
 }
 
-/// The directories beneath `root` whose `.git` file leads to `repository`.
+/// Returns the directories beneath `root` with a `.git` file that leads to `repository`.
 ///
 /// # Errors
-/// Where the tree cannot be looked through, or is too large for that.
+/// If the tree cannot be searched or is too large.
 pub(crate) fn work_trees_of(view: View<'_>, root: &[u8], repository: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
     let mut found = Vec::new();
     for_each_git(view, root, |directory, name, is_directory| {
@@ -67,12 +68,12 @@ pub(crate) fn work_trees_of(view: View<'_>, root: &[u8], repository: &[u8]) -> R
     Ok(found)
 }
 
-/// A file in the tree that is the root of `view` which leads git out of that tree, so that
-/// another place of the tree gives it another meaning: `.git` of a work tree, `gitdir` of what
-/// a repository keeps of one.
+/// Returns a file in the root of `view` that leads git out of that tree. It has another meaning if
+/// the tree is elsewhere. Such files are `.git` of a work tree, and `gitdir` in the data that a
+/// repository keeps for one.
 ///
 /// # Errors
-/// Where the tree cannot be looked through, or is too large for that.
+/// If the tree cannot be searched or is too large.
 pub(crate) fn leads_out(view: View<'_>) -> Result<Option<Vec<u8>>, Errno> {
     let mut found = None;
     for_each_git(view, b"/", |directory, name, is_directory| {
@@ -85,7 +86,7 @@ pub(crate) fn leads_out(view: View<'_>) -> Result<Option<Vec<u8>>, Errno> {
             return Ok(());
         }
         for kept in kept_of_work_trees(view, &git)?.iter().map(|kept| join(kept, b"gitdir")) {
-            // An absolute one means the same from everywhere.
+            // An absolute path means the same from everywhere.
             let out = |text: Vec<u8>| {
                 let text = text.strip_suffix(b"\n").unwrap_or(&text);
                 !text.starts_with(b"/") && place_of(parent(&kept), text).is_none()
@@ -99,11 +100,12 @@ pub(crate) fn leads_out(view: View<'_>) -> Result<Option<Vec<u8>>, Errno> {
     Ok(found)
 }
 
-/// What leads git, by its text, along a way that `passes` a place: `.git` of a work tree,
-/// `gitdir` of what a repository keeps of one and, with `addresses`, a remote's on this machine.
+/// Returns a file that leads git, by its text, through a path for which `passes` is true. Such
+/// files are `.git` of a work tree, and `gitdir` in the data that a repository keeps for one. With
+/// `addresses`, settings with a local remote are included.
 ///
 /// # Errors
-/// Where the tree cannot be looked through, or is too large for that.
+/// If the tree cannot be searched or is too large.
 pub(crate) fn leading_through(
     view: View<'_>,
     root: &[u8],
@@ -138,9 +140,9 @@ pub(crate) fn leading_through(
     Ok(found)
 }
 
-/// Whether a link to the directory `top` could lead git from one repository to another: one is
-/// in it, or a link to a directory, or more than is looked through. With `only_links` a
-/// repository does not count.
+/// Returns whether a link to the directory `top` could lead git from one repository to another. It
+/// could if the directory contains a repository or a link to a directory, or too many entries to
+/// examine. With `only_links` repositories do not count.
 pub(crate) fn may_lead_elsewhere(view: View<'_>, top: &[u8], only_links: bool) -> bool {
     let may_be_directory = |path: &[u8]| matches!(view.there(path), There::Is(FileType::Directory) | There::Unknown);
     holds(view, top, MAX_LOOKED_INTO, |name, path, kind| match kind {
@@ -152,14 +154,14 @@ pub(crate) fn may_lead_elsewhere(view: View<'_>, top: &[u8], only_links: bool) -
     })
 }
 
-/// Whether a link in the directory `top` is one that is looked for. It is, where not all can be
-/// looked at.
+/// Returns whether the directory `top` contains a link that `is_wanted` accepts, or cannot be
+/// examined completely.
 pub(crate) fn has_link(view: View<'_>, top: &[u8], is_wanted: &dyn Fn(&[u8]) -> bool) -> bool {
     holds(view, top, MAX_LOOKED_THROUGH, |_, path, kind| kind == FileType::Symlink && is_wanted(path))
 }
 
-/// Whether something beneath the directory `top` is what is looked for, by its name, its path
-/// and its kind. It is, where there are more than `most` entries, or not all can be looked at.
+/// Returns whether `is_wanted` accepts an entry beneath the directory `top`, by its name, path and
+/// type. Also returns true if there are more than `most` entries, or if not all can be examined.
 fn holds(view: View<'_>, top: &[u8], most: usize, is_wanted: impl Fn(&[u8], &[u8], FileType) -> bool) -> bool {
     let (mut waiting, mut seen) = (vec![top.to_vec()], 0);
     while let Some(directory) = waiting.pop() {
@@ -191,20 +193,20 @@ fn holds(view: View<'_>, top: &[u8], most: usize, is_wanted: impl Fn(&[u8], &[u8
     false
 }
 
-/// Whether the text of a `.git` file leads to a place beneath the root of the view, wherever
-/// that is.
+/// Returns whether the text of a `.git` file leads to a path beneath the root of the view, wherever
+/// the root is.
 fn stays_beneath(view: View<'_>, directory: &[u8], text: &[u8]) -> bool {
     let is_relative = text.strip_prefix(b"gitdir: ").is_some_and(|place| !place.starts_with(b"/"));
     is_relative && target_of(directory, text).is_some_and(|target| view.stat(&target).is_ok())
 }
 
-/// Whether a file that may lead git says what is looked for. One that cannot be read does: git
-/// reads longer ones too, and its owner may open it later.
+/// Returns whether `what` accepts the text of a file that may lead git. Also returns true if the
+/// file cannot be read: git reads longer files too, and the owner may open it later.
 fn says(view: View<'_>, file: &[u8], what: impl Fn(Vec<u8>) -> bool) -> bool {
     view.read_known(file, MAX_POINTER_BYTES).map_or(true, |text| text.is_some_and(what))
 }
 
-/// The directories that the repository `git` keeps of other work trees.
+/// Returns the directories that the repository `git` keeps for other work trees.
 fn kept_of_work_trees(view: View<'_>, git: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
     let trees = join(git, b"worktrees");
     let mut kept = Vec::new();
@@ -214,7 +216,8 @@ fn kept_of_work_trees(view: View<'_>, git: &[u8]) -> Result<Vec<Vec<u8>>, Errno>
     }
 }
 
-/// Tells each name `.git` in the tree at `root`, with its directory and whether it is one.
+/// Calls `each` for every name `.git` in the tree at `root`, with its directory and whether it is a
+/// directory itself.
 fn for_each_git(
     view: View<'_>,
     root: &[u8],
@@ -232,9 +235,9 @@ fn for_each_git(
             }
         });
         match listed {
-            // It is gone, or no directory.
+            // The entry is gone, or no directory.
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
-            // Its owner may open it again, and git looks into it then.
+            // If the directory is the user's own, it may be opened again, and git then reads it.
             Err(Errno::ACCESS) if !view.is_own(&directory) => {}
             Err(errno) => return Err(errno),
         }
@@ -246,22 +249,22 @@ fn for_each_git(
     Ok(())
 }
 
-/// The work trees that the settings of modules in the directory `repository` name.
+/// Returns the work trees that the settings of modules in the directory `repository` name.
 ///
 /// # Errors
-/// Where they cannot be looked through, or are too many for that.
+/// If the modules cannot be searched or are too many.
 pub(crate) fn work_trees_of_modules(view: View<'_>, repository: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
     let all = settings_of_modules(view, repository)?;
     Ok(all.iter().filter_map(|(settings, text)| work_tree_of_module(settings, text)).collect())
 }
 
-/// A file of settings, and what it says.
+/// A settings file and its text.
 type Settings = (Vec<u8>, Vec<u8>);
 
-/// The settings of a repository and of its modules.
+/// Returns the settings of a repository and of its modules.
 ///
 /// # Errors
-/// As [`work_trees_of_modules`].
+/// As for [`work_trees_of_modules`].
 pub(crate) fn settings_of(view: View<'_>, repository: &[u8]) -> Result<Vec<Settings>, Errno> {
     let own = join(repository, b"config");
     let text = view.read_known(&own, MAX_SETTINGS_BYTES)?;
@@ -292,7 +295,7 @@ fn settings_of_modules(view: View<'_>, repository: &[u8]) -> Result<Vec<Settings
         let settings = join(&directory, b"config");
         let text = if is_module { view.read_known(&settings, MAX_SETTINGS_BYTES)? } else { None };
         found.extend(text.map(|text| (settings, text)));
-        // A name of several components may begin with that of another module.
+        // A name of several components may begin with the name of another module.
         inner.retain(|name| !is_module || !PARTS_OF_MODULE.contains(&name.as_slice()));
         waiting.extend(inner.iter().map(|name| join(&directory, name)));
     }

@@ -1,6 +1,6 @@
-//! Which settings of a project are harmless: those of an allow-list of keys and shapes. All
-//! else may make an editor, a package manager or a prompt run something or fetch from
-//! elsewhere, now or in a later version, and counts as code. Pure.
+//! Allow-list of the keys and values of project settings that are harmless. Every other setting
+//! counts as code. It may make an editor, a package manager or a shell prompt run a program or
+//! fetch from another source, now or in a later version. Pure.
 
 use std::fmt;
 
@@ -11,31 +11,32 @@ use toml::Table;
 use super::project_part::ProjectFile;
 use super::settings_judge::Judgement;
 
-/// How deep values are looked into.
+/// Deepest nesting of values that is examined.
 const MAX_DEPTH: u32 = 8;
 /// Longest part of a line that is shown.
 const SHOWN_CHARACTERS: usize = 100;
 
-/// Judges the text `new`, which is to be in the place of what was `there` when the run first changed
-/// it, and is now: nothing where it was not there. What carries code is the person's.
+/// Judges the text `new`. `there` are the text when the run first changed the file, and the current
+/// text; both are empty if there was no file. Only the user may add code.
 pub(crate) fn judge(file: ProjectFile, there: [&[u8]; 2], new: &[u8]) -> Judgement {
     if new == there[1] {
         return Judgement::Harmless;
     }
     let carries = |what: String| Judgement::Carries { what, without: None };
-    // What the person has set up beyond that is not for a run to take away.
+    // A run may not remove further settings of the user.
     if let Some(line) = lost_with(file, there) {
         return carries(format!("what is there says more than is judged: {line}"));
     }
     carrying(file, new).map_or(Judgement::Harmless, carries)
 }
 
-/// What would be lost with the file, which said this when the run first changed it, and now.
+/// Returns the setting that would be lost with the file. `there` are its text when the run first
+/// changed it, and its current text.
 pub(crate) fn lost_with(file: ProjectFile, there: [&[u8]; 2]) -> Option<String> {
     there.into_iter().find_map(|text| carrying(file, text))
 }
 
-/// The first part that may carry code.
+/// Returns the first part that may carry code.
 fn carrying(file: ProjectFile, text: &[u8]) -> Option<String> {
     if text.is_empty() {
         return None;
@@ -50,7 +51,7 @@ fn carrying(file: ProjectFile, text: &[u8]) -> Option<String> {
         ProjectFile::EditorExtensions => in_json(text, extensions),
         ProjectFile::Npm => text.lines().find(|line| !is_harmless_npm(line)).map(|line| key(line, '=')),
         ProjectFile::Yarn => text.lines().find(|line| !is_harmless_yarn(line)).map(|line| key(line, ':')),
-        // Mise takes the whole file for a template, its comments as well.
+        // Mise takes the whole file for a template, including its comments.
         ProjectFile::ToolVersions if text.contains('{') => Some("a template".to_owned()),
         ProjectFile::ToolVersions => text.lines().find(|line| !is_harmless_version(line)).map(shown),
         ProjectFile::RustToolchain => toolchain(text),
@@ -58,14 +59,14 @@ fn carrying(file: ProjectFile, text: &[u8]) -> Option<String> {
     }
 }
 
-/// Whether there is anything by which one reader ends a line, or a comment, and another does not:
-/// npm and YAML end one at a carriage return alone.
+/// Returns whether the text has a character that ends a line or a comment for only some readers.
+/// For example, npm and YAML end a line at a single carriage return.
 fn has_odd_characters(text: &str) -> bool {
     let plain = text.replace("\r\n", "\n");
     plain.contains(|c: char| matches!(c, '\u{2028}' | '\u{2029}') || c.is_control() && c != '\n' && c != '\t')
 }
 
-/// What a line sets, without its value, which may be a secret.
+/// Returns the key of a line, without its value, which may be a secret.
 fn key(line: &str, end: char) -> String {
     shown(line.split(end).next().unwrap_or_default().trim())
 }
@@ -80,8 +81,8 @@ fn shown(text: &str) -> String {
 
 // ---- Lines ----
 
-/// Keys of npm's and pnpm's settings that change how packages are laid out and told of, and
-/// neither where they come from nor what is run.
+/// Keys of npm's and pnpm's settings that change the layout and the reports of packages, but
+/// neither their source nor the programs that run.
 const NPM_WORDS: &[&str] = &[
     "audit",
     "auto-install-peers",
@@ -115,7 +116,7 @@ const NPM_WORDS: &[&str] = &[
     "update-notifier",
     "workspaces-update",
 ];
-/// Those whose values are patterns of package names.
+/// Keys with patterns of package names as values.
 const NPM_PATTERNS: &[&str] = &["hoist-pattern[]", "public-hoist-pattern[]"];
 
 fn is_harmless_npm(line: &str) -> bool {
@@ -129,7 +130,7 @@ fn is_harmless_npm(line: &str) -> bool {
     NPM_WORDS.contains(&key) && is_word || NPM_PATTERNS.contains(&key) && is_pattern
 }
 
-/// Keys of yarn's settings of which the same is true.
+/// Keys of yarn's settings with the same properties.
 const YARN_KEYS: &[&str] = &[
     "compressionLevel",
     "defaultSemverRangePrefix",
@@ -145,7 +146,7 @@ const YARN_KEYS: &[&str] = &[
     "preferDeferredVersions",
 ];
 
-/// One key with one word: what has more parts is not read.
+/// Returns whether a line is one key with one word. Values with more parts are not parsed.
 fn is_harmless_yarn(line: &str) -> bool {
     let line = line.split(" #").next().unwrap_or_default();
     if line.trim().is_empty() || line.starts_with('#') {
@@ -157,8 +158,8 @@ fn is_harmless_yarn(line: &str) -> bool {
     })
 }
 
-/// Tools and versions by name; a version that is a path or a revision of a repository runs
-/// what lies there.
+/// Returns whether a line has only names of tools and versions. A version that is a path or a
+/// repository revision would run programs from there.
 fn is_harmless_version(line: &str) -> bool {
     let line = line.split('#').next().unwrap_or_default();
     line.split_whitespace().all(is_plain_word)
@@ -201,7 +202,7 @@ fn is_harmless_toolchain(key: &str, value: &toml::Value) -> bool {
     }
 }
 
-/// A toolchain that is published; others are directories of this machine.
+/// Returns whether this is a published toolchain. Other names are local directories.
 fn is_channel(word: &str) -> bool {
     let starts = ["stable", "beta", "nightly"].iter().any(|channel| word.starts_with(channel));
     is_plain_word(word) && (starts || word.starts_with(|c: char| c.is_ascii_digit()))
@@ -216,7 +217,7 @@ fn cargo(table: &Table) -> Option<String> {
     table.iter().find_map(|(section, value)| keys(section, value))
 }
 
-/// What the compiler itself knows how to compile for, as far as it is common.
+/// Common targets that the compiler itself supports.
 const COMPILED_FOR: &[&str] = &[
     "aarch64-apple-darwin",
     "aarch64-unknown-linux-gnu",
@@ -239,14 +240,14 @@ fn is_harmless_cargo(section: &str, key: &str, value: &toml::Value) -> bool {
     match (section, key) {
         ("build", "jobs" | "incremental" | "pipelining") => is_switch,
         ("build", "rustflags") => are_lints(value),
-        // Elsewhere `cargo clean` would remove what is there.
+        // With another directory, `cargo clean` would remove its content.
         ("build", "target-dir") => {
             value.as_str().is_some_and(|word| is_plain_word(word) && (word == "target" || word.starts_with("target-")))
         }
         ("target", _) => {
             value.as_table().is_some_and(|keys| keys.iter().all(|(key, value)| key == "rustflags" && are_lints(value)))
         }
-        // A file of another name would say which linker is run.
+        // A target file of another name could choose the linker.
         ("build", "target") => value.as_str().is_some_and(|word| COMPILED_FOR.contains(&word)),
         ("net", "retry" | "offline") => is_switch,
         ("term", "quiet" | "verbose" | "unicode") => is_switch,
@@ -260,7 +261,7 @@ fn is_harmless_cargo(section: &str, key: &str, value: &toml::Value) -> bool {
     }
 }
 
-/// Flags of the compiler that say how strict it is, and for which processor it compiles.
+/// Returns whether these compiler flags only set lint levels and the target processor.
 fn are_lints(value: &toml::Value) -> bool {
     let words: Vec<&str> = match value {
         toml::Value::String(text) => text.split(' ').collect(),
@@ -301,7 +302,7 @@ fn in_json(text: &str, look: impl Fn(&Value) -> Option<String>) -> Option<String
     parsed.map_or_else(|| Some("text that cannot be read for sure".to_owned()), |unique| look(&unique.0))
 }
 
-/// A value in which no key is said twice: which of them counts is not the same to all.
+/// A value without duplicate keys, because programs differ on which of them counts.
 struct Unique(Value);
 
 impl<'de> Deserialize<'de> for Unique {
@@ -362,7 +363,7 @@ impl<'de> Visitor<'de> for UniqueVisitor {
     }
 }
 
-/// The text without comments and without commas before a closing bracket.
+/// Returns the text without comments and without commas before a closing bracket.
 fn without_comments(text: &str) -> Option<String> {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
@@ -388,7 +389,7 @@ fn without_comments(text: &str) -> Option<String> {
     Some(plain)
 }
 
-/// How long the string at the beginning of `text` is, with its quotes.
+/// Returns the length of the string at the beginning of `text`, with its quotes.
 fn string_length(text: &str) -> Option<usize> {
     let mut is_escaped = false;
     for (at, c) in text.char_indices().skip(1) {
@@ -401,7 +402,7 @@ fn string_length(text: &str) -> Option<usize> {
     None
 }
 
-/// Keys of settings that say how text is shown, found and laid out.
+/// Prefixes of keys that control the display, search and layout of text.
 const EDITOR_SECTIONS: &[&str] = &[
     "breadcrumbs.",
     "css.lint.",
@@ -469,7 +470,7 @@ fn editor_settings(value: &Value) -> Option<String> {
         if is_of_language(key) {
             return editor_settings(value);
         }
-        // The command of cargo's that is run to check: any other could be a program of this name.
+        // The cargo subcommand for checks. Any other could be a program of this name.
         let is_check = key == "rust-analyzer.check.command" && matches!(value.as_str(), Some("check" | "clippy"));
         let is_known =
             is_check || EDITOR_KEYS.contains(&key.as_str()) || EDITOR_SECTIONS.iter().any(|part| key.starts_with(part));
@@ -478,7 +479,7 @@ fn editor_settings(value: &Value) -> Option<String> {
     })
 }
 
-/// Values in which nothing is put in later.
+/// Returns whether a value contains no variables that are replaced later.
 fn is_plain(value: &Value, depth: u32) -> bool {
     match value {
         Value::String(text) => !text.contains("${") && !text.chars().any(char::is_control),
@@ -488,7 +489,8 @@ fn is_plain(value: &Value, depth: u32) -> bool {
     }
 }
 
-/// Tasks run when a person starts them, except for these.
+/// Returns the reason why tasks run without the user. Other tasks run only when the user starts
+/// them.
 fn tasks(value: &Value, depth: u32) -> Option<String> {
     if depth > MAX_DEPTH {
         return Some("values too deep".to_owned());

@@ -1,7 +1,7 @@
-//! What the names of a project's own settings are for, those of editors and of tools that run
-//! things by merely being looked at: which of them are judged by what they say. Pure.
+//! Meaning of the names of a project's settings files, for editors and for tools that run programs
+//! when a directory is merely opened. Decides which of them are judged by their content. Pure.
 //!
-//! What is not here stays guarded by its name.
+//! Other names stay guarded.
 
 use stockade_model::Operation;
 
@@ -11,21 +11,21 @@ use crate::powers::prefix_ends;
 /// A name among a project's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProjectPart {
-    /// `.vscode`: by itself it says nothing.
+    /// `.vscode`, which has no effect by itself.
     Directory,
     /// A file that is judged as a whole.
     File(ProjectFile),
-    /// What a program writes before it takes the place of such a file: no editor reads it.
+    /// A temporary file that a program writes before it replaces such a file. No editor reads it.
     Passing,
 }
 
-/// A file of settings whose harmless forms are known.
+/// A settings file with known harmless forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProjectFile {
     /// `.vscode/settings.json`.
     EditorSettings,
-    /// `.vscode/tasks.json` and `launch.json`: they run when a person says so, but what is to
-    /// run when the folder is opened.
+    /// `.vscode/tasks.json` and `launch.json`. The user starts these tasks, except those that run
+    /// when the folder is opened.
     EditorTasks,
     /// `.vscode/extensions.json`.
     EditorExtensions,
@@ -42,8 +42,8 @@ pub(crate) enum ProjectFile {
 }
 
 impl ProjectPart {
-    /// What `path` is, beneath the writable root of `root_length` bytes, and how long the path
-    /// of the guarded name is that it is or lies in.
+    /// Returns the kind of `path` beneath the writable root of `root_length` bytes. Also returns
+    /// the length of the path of the guarded name that it is or is within.
     pub(crate) fn of(path: &[u8], root_length: usize) -> Option<(usize, Self)> {
         let file = match name(path) {
             b".vscode" => return (path.len() > root_length).then_some((path.len(), Self::Directory)),
@@ -74,10 +74,10 @@ impl ProjectPart {
         (unit > root_length).then_some((unit, Self::File(file)))
     }
 
-    /// Whether this may be done to it by its name alone.
+    /// Returns whether the name alone permits this operation.
     pub(crate) fn permits(self, operation: Operation) -> bool {
         match self {
-            // It goes when it is empty.
+            // Only an empty directory can be removed.
             Self::Directory => matches!(operation, Operation::Mkdir | Operation::Remove),
             Self::File(_) => operation == Operation::Remove,
             Self::Passing => {
@@ -88,8 +88,8 @@ impl ProjectPart {
     }
 }
 
-/// Whether a file of this name is on its way to take the place of one that is judged: those of
-/// sed, and those that are called after the file, `settings.json.tmp.1` or `settings.json.123`.
+/// Returns whether a file of this name is a temporary file for a judged one. Such files are those
+/// of sed, and those named after the file: `settings.json.tmp.1`, `settings.json.123`.
 fn is_passing(name: &[u8]) -> bool {
     const FILES: [&[u8]; 4] = [b"settings.json", b"tasks.json", b"launch.json", b"extensions.json"];
     if let Some(rest) = name.strip_prefix(b"sed") {
@@ -104,10 +104,10 @@ fn is_passing(name: &[u8]) -> bool {
     })
 }
 
-/// Directories of dependencies, which nobody opens in an editor or works in.
+/// Directories of dependencies. Users do not open them in an editor or work in them.
 const DEPENDENCIES: &[&[u8]] = &[b"node_modules", b"site-packages", b"dist-packages"];
 
-/// Whether a directory of dependencies is on the way from the writable root to `path`.
+/// Returns whether a directory of dependencies is between the writable root and `path`.
 pub(crate) fn is_in_dependencies(path: &[u8], root_length: usize) -> bool {
     let mut ends = prefix_ends(path).into_iter().filter(|end| *end > root_length && *end < path.len());
     ends.any(|end| DEPENDENCIES.contains(&name(&path[..end])))
@@ -138,7 +138,7 @@ mod tests {
             ("/w/.vscode/sedoHM9tP/a", None),
             ("/w/.vscode/a/settings.json", None),
             ("/w/settings.json", None),
-            // Spelled otherwise it is the same directory on some filesystems.
+            // In another spelling it is the same directory on some filesystems.
             ("/w/.VSCODE/settings.json", None),
             ("/w/.idea", None),
             ("/w/.npmrc", Some(ProjectPart::File(Npm))),
@@ -161,7 +161,7 @@ mod tests {
             assert_eq!(is_in_dependencies(path.as_bytes(), 2), expected, "{path}");
         }
         assert!(!is_in_dependencies(b"/w/node_modules/x/.idea", 15));
-        // What a root is called says nothing of what lies in it.
+        // The name of a root does not decide on its content.
         assert_eq!(ProjectPart::of(b"/w/.vscode/settings.json", 10), None);
         assert_eq!(ProjectPart::of(b"/w/.cargo/config.toml", 9), None);
     }

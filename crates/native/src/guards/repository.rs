@@ -1,9 +1,8 @@
-//! Directories that git takes for a repository by what they hold, under any name
-//! (`is_git_directory` in git's setup.c): a `HEAD`, and `objects` and `refs` or a
-//! `commondir` that says where those are. Git obeys their settings, runs their hooks, writes to
-//! what their references and links lead to and fetches from where their `remotes` say: a run makes
-//! no such directory, and changes none that is there.
-//! Pure: a probe says what exists.
+//! Directories that git takes for a repository by their content, under any name (`is_git_directory`
+//! in git's setup.c). The content is a `HEAD`, and `objects` and `refs` or a `commondir` with their
+//! location. Git obeys their settings and runs their hooks. It writes to the targets of their
+//! references and links, and fetches from the addresses in their `remotes`. A run makes no such
+//! directory and changes no existing one. Pure: a probe reports which paths exist.
 
 use std::path::Path;
 
@@ -12,27 +11,27 @@ use stockade_model::Grant;
 use super::view::{name, parent};
 use crate::powers::{Probe, Refusal, prefix_ends, to_path};
 
-/// What makes a repository, besides `commondir`.
+/// Names that make a repository, beside `commondir`.
 const MARKS: [&str; 3] = ["HEAD", "objects", "refs"];
-/// What of a repository git obeys or runs.
+/// Parts of a repository that git obeys or runs.
 const TRUSTED: [&str; 5] = ["config", "config.worktree", "hooks", "commondir", "info"];
 
-/// Tells of names that have rules of their own.
+/// Returns whether a name has rules of its own.
 pub(crate) type IsKnown<'a> = &'a dyn Fn(&[u8]) -> bool;
 
-/// Directories of hooks that are minded.
+/// Most directories of hooks that are guarded.
 const MAX_HOOKS: usize = 120;
 
-/// What of a repository a directory holds.
+/// Parts of a repository that a directory contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RepositoryState {
     is_repository: bool,
-    /// How many of those parts exist that git obeys or runs, one bit for each.
+    /// Existing parts that git obeys or runs, one bit for each.
     trusted: u128,
 }
 
-/// What of a repository git obeys or runs: parts of its own, and directories of hooks that
-/// the person's settings name.
+/// Parts of a repository that git obeys or runs: its own, and directories of hooks that the user's
+/// settings name.
 #[derive(Clone, Debug)]
 pub(crate) struct TrustedParts(Vec<Vec<u8>>);
 
@@ -43,7 +42,7 @@ impl Default for TrustedParts {
 }
 
 impl TrustedParts {
-    /// With the first components of directories of hooks that hold for every repository.
+    /// Adds the first components of hook directories that apply to every repository.
     pub(super) fn with_hooks<'h>(hooks: impl Iterator<Item = &'h Vec<u8>>) -> Self {
         let mut parts = Self::default();
         let first =
@@ -56,12 +55,12 @@ impl TrustedParts {
         parts
     }
 
-    /// These, where they are more than git's own.
+    /// Returns the parts if they are more than git's own.
     pub(crate) fn named_by_settings(&self) -> Option<&Self> {
         (self.0.len() > TRUSTED.len()).then_some(self)
     }
 
-    /// Their names in the directory of a repository.
+    /// Returns their names in the directory of a repository.
     pub(crate) fn names(&self) -> impl Iterator<Item = &[u8]> {
         self.0.iter().map(Vec::as_slice)
     }
@@ -72,10 +71,10 @@ impl TrustedParts {
 }
 
 impl RepositoryState {
-    /// Of the directory at `directory`, where `exists` says what is there.
+    /// Returns the state of `directory`; `exists` reports which names are in it.
     fn of(directory: &Path, parts: &TrustedParts, exists: impl Fn(&[u8]) -> bool) -> Self {
         if directory.file_name().is_some_and(|name| name.eq_ignore_ascii_case(".git")) {
-            // It has names of its own among the guarded ones.
+            // This directory has names of its own among the guarded ones.
             return Self::default();
         }
         let trusted = parts.0.iter().enumerate().filter(|(_, name)| exists(name));
@@ -84,20 +83,20 @@ impl RepositoryState {
         Self { is_repository, trusted }
     }
 
-    /// Of the directory that holds `path`, where a name in it matters to git.
+    /// Returns the state of the directory that contains `path`, if the name matters to git.
     pub(crate) fn around(path: &[u8], parts: &TrustedParts, probe: Probe<'_>) -> Option<Self> {
         let directory = to_path(parent(path));
         let is_part = is_mark(name(path)) || parts.hold(name(path));
         is_part.then(|| Self::of(&directory, parts, |name| probe(&directory.join(to_path(name)))))
     }
 
-    /// Whether git takes the directory for a repository, under a name that is not `.git`.
+    /// Returns whether git takes the directory for a repository, under a name that is not `.git`.
     pub(super) fn is_repository(self) -> bool {
         self.is_repository
     }
 
-    /// Whether git takes the directory for a repository, and did not before, or would obey or run
-    /// something now that it would not have.
+    /// Returns whether git newly takes the directory for a repository, or would newly obey or run a
+    /// part of it.
     pub(crate) fn gives_more_than(self, before: Self) -> bool {
         let obeyed = |state: Self| if state.is_repository { state.trusted } else { 0 };
         self.is_repository && !before.is_repository || obeyed(self) & !obeyed(before) != 0
@@ -108,9 +107,9 @@ fn is_mark(name: &[u8]) -> bool {
     MARKS.iter().any(|mark| mark.as_bytes().eq_ignore_ascii_case(name))
 }
 
-/// The part of `path` beneath a root of `root_length` bytes that is the settings or hooks
-/// of a repository, or would make one: its references and links are obeyed as well. `creates`
-/// where the name may be new. `is_known` tells of names that have rules of their own.
+/// Returns the part of `path` beneath a root of `root_length` bytes that is the settings or hooks
+/// of a repository, or would make one. Git obeys its references and links as well. `creates` is
+/// true if the name may be new. `is_known` returns whether a name has rules of its own.
 pub(crate) fn guarded_part<'p>(
     creates: bool,
     root_length: usize,
@@ -137,7 +136,7 @@ pub(crate) fn guarded_part<'p>(
     None
 }
 
-/// Why the part at `path` is not changed.
+/// Returns the refusal to change the part at `path`.
 pub(crate) fn refusal(path: &[u8]) -> Refusal {
     Refusal {
         rule: "a repository that is not called .git, or a part of one".to_owned(),
@@ -145,8 +144,8 @@ pub(crate) fn refusal(path: &[u8]) -> Refusal {
     }
 }
 
-/// Whether taking `path` away would unmake a repository: what is in it could be changed then,
-/// and the repository made again.
+/// Returns whether the removal of `path` would unmake a repository. Its content could be changed
+/// then, and the repository made again.
 pub(crate) fn is_needed(path: &[u8], parts: &TrustedParts, probe: Probe<'_>) -> bool {
     is_mark(name(path)) && RepositoryState::around(path, parts, probe).is_some_and(|state| state.is_repository)
 }

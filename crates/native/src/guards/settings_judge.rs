@@ -1,6 +1,6 @@
-//! Which settings of a repository are harmless: those of an allow-list of names and shapes.
-//! Everything else may make git run something or obey another file, now or in a later
-//! version, and counts as code. Pure.
+//! Allow-list of the names and values of repository settings that are harmless. Every other setting
+//! may make git run a program or obey another file, now or in a later version, and counts as code.
+//! Pure.
 
 use super::destinations::{Texts, addresses, goes_well, is_address_key, led_elsewhere, left_behind, loses_address};
 use super::settings_reader::{Setting, settings};
@@ -9,54 +9,55 @@ use super::settings_words::{
 };
 use super::view::{join, name, parent};
 
-/// What settings a file holds.
+/// The kind of settings file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SettingsFile {
-    /// Of a repository or one of its work trees.
+    /// Settings of a repository or of one of its work trees.
     Repository,
     /// `.gitmodules`.
     Modules,
 }
 
-/// What a text of settings comes to, beside what was there before.
+/// Result of judging a text of settings against the earlier ones.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Judgement {
-    /// Nothing in it carries code that was not there before.
+    /// The text carries no new code.
     Harmless,
-    /// The same with what goes with it: a remote that gets another name keeps its branches.
+    /// The text is harmless with this addition: branches follow a remote that gets another name.
     HarmlessWith(Vec<u8>),
-    /// Some of it does.
+    /// The text carries new code.
     Carries {
-        /// What it is, for people.
+        /// Description of the code, for display.
         what: String,
-        /// The same without it, where that can be had.
+        /// The same text without the code, if that is possible.
         without: Option<Vec<u8>>,
     },
 }
 
 /// Longest part of a value that is shown.
 const SHOWN_CHARACTERS: usize = 100;
-/// Settings that are shown.
+/// Most settings that are shown.
 const MAX_SHOWN: usize = 5;
 
-/// What settings are judged by.
+/// The facts by which settings are judged.
 #[derive(Clone, Copy)]
 pub(crate) struct Before<'t> {
-    /// What was in their place when the run first changed them: whom the person speaks to is
-    /// told by these.
+    /// The settings when the run first changed them. They decide with which hosts the user
+    /// communicates.
     pub first: &'t [u8],
-    /// What is in their place just now.
+    /// The current settings.
     pub now: &'t [u8],
-    /// Whether the run may read all that git would fetch from an absolute path, now and later.
+    /// Returns whether the run may read everything that git would fetch from an absolute path, now
+    /// and later.
     pub may_fetch: &'t dyn Fn(&[u8]) -> bool,
-    /// Whether the run has made the repository itself: nobody else's settings are given up there.
+    /// True if the run has made the repository itself. No settings of the user can be lost there.
     pub is_own: bool,
-    /// Whether other work trees are led by these settings, from where a relative address means
-    /// another place.
+    /// True if these settings also apply to other work trees, in which a relative address means
+    /// another path.
     pub has_work_trees: bool,
 }
 
-/// The same, with the settings read.
+/// The same facts, with the settings parsed.
 struct Known<'t> {
     first: Vec<Setting>,
     now: Vec<Setting>,
@@ -68,21 +69,22 @@ impl<'t> Known<'t> {
         Some(Self { first: settings(before.first)?, now: settings(before.now)?, before })
     }
 
-    /// All that leads a branch, with these for the new ones.
+    /// Returns the texts that decide on the destinations of branches, with `found` as the new one.
     fn texts<'s>(&'s self, found: &'s [Setting]) -> Texts<'s> {
         Texts { first: &self.first, now: &self.now, new: found }
     }
 }
 
-/// Why a text does not pass.
+/// Reason why a text does not pass.
 enum Fault<'s> {
-    /// These settings may not be there.
+    /// These settings are not allowed.
     Settings(Vec<&'s Setting>),
-    /// The text as a whole: nothing changes instead, since what goes with it means nothing alone.
+    /// The text as a whole is not allowed. The current text stays, because parts of the change mean
+    /// nothing alone.
     Whole(String),
 }
 
-/// Judges the text `new`, which is to be the settings at `path` in the place of those before.
+/// Judges the text `new`, which is to replace the settings at `path`.
 pub(crate) fn judge(file: SettingsFile, path: &[u8], before: Before<'_>, new: &[u8]) -> Judgement {
     let unreadable = |what: &str| Judgement::Carries { what: what.to_owned(), without: None };
     let Some(known) = Known::of(before) else {
@@ -108,12 +110,13 @@ pub(crate) fn judge(file: SettingsFile, path: &[u8], before: Before<'_>, new: &[
     for setting in bad.iter().rev() {
         without.drain(setting.span.clone());
     }
-    // What is left is another text, which may lose or lead what the whole did not.
+    // The rest is another text, which may lose settings or change destinations where the whole text
+    // did not.
     let passes = settings(&without).is_some_and(|rest| fault(file, path, &known, &rest).is_none());
     Judgement::Carries { what: shown(&bad), without: passes.then_some(without) }
 }
 
-/// Why these settings do not pass, if they do not.
+/// Returns the reason why these settings do not pass, if there is one.
 fn fault<'s>(file: SettingsFile, path: &[u8], known: &Known<'_>, found: &'s [Setting]) -> Option<Fault<'s>> {
     if let Some(lost) = lost(file, path, known, found) {
         let is_changed = found.iter().any(|new| new.is_named_as(lost));
@@ -131,11 +134,12 @@ fn fault<'s>(file: SettingsFile, path: &[u8], known: &Known<'_>, found: &'s [Set
     led_elsewhere(known.texts(found)).map(Fault::Whole)
 }
 
-/// What of the person's would be lost with the whole file of settings of the repository at
-/// `path`: what says how git runs things. The address of a remote goes with it.
+/// Returns the user's setting that would be lost with the whole settings file of the repository at
+/// `path`: one that controls how git runs programs. The address of a remote may be lost with the
+/// file.
 pub(crate) fn lost_with(path: &[u8], before: Before<'_>) -> Option<String> {
     let Some(known) = Known::of(before) else { return Some("settings that cannot be read for sure".to_owned()) };
-    // What stands beside goes as well, and what protects little would not be missed.
+    // `extensions` may be lost as well, and so may settings that protect little.
     let is_weak = |setting: &Setting| {
         is_protection(setting)
             && !is_strict(setting)
@@ -151,12 +155,12 @@ fn is_remote_address(setting: &Setting) -> bool {
     setting.section == "remote" && setting.key == "url"
 }
 
-/// What the person has set, is there now and would not be afterwards: the address of a
-/// remote, whose name another one could have then, or what says how git runs things. What
-/// belongs to a branch or a module goes with it.
+/// Returns a setting of the user that exists now and would be lost. It is the address of a remote,
+/// because another remote could then take its name, or it controls how git runs programs. The
+/// settings of a branch or a module may be removed with it.
 fn lost<'k>(file: SettingsFile, path: &[u8], known: &'k Known<'_>, found: &[Setting]) -> Option<&'k Setting> {
     let is_persons = |setting: &&Setting| known.first.iter().any(|first| first.says_same(setting));
-    // All that the person said of a key, in that order: the last one counts.
+    // All values of the user for a key, in their order, because the last one counts.
     let are_all_there = |setting: &Setting| {
         let mut new = found.iter().filter(|new| new.is_named_as(setting));
         let mut old = known.now.iter().filter(|old| old.is_named_as(setting)).filter(is_persons);
@@ -191,12 +195,12 @@ fn shown(bad: &[&Setting]) -> String {
     lines.join(", ")
 }
 
-/// Those that carry code and were not there before.
+/// Returns the new settings that carry code.
 fn carrying<'s>(file: SettingsFile, path: &[u8], known: &Known<'_>, found: &'s [Setting]) -> Vec<&'s Setting> {
     let mut bad: Vec<&Setting> = Vec::new();
     for (at, setting) in found.iter().enumerate() {
         let is_kept = || {
-            // In the order they had: the last one counts.
+            // In their old order, because the last one counts.
             let mut old = known.now.iter().filter(|old| old.is_named_as(setting));
             let mut new = found[..=at].iter().filter(|new| new.is_named_as(setting) && !bad.contains(new));
             new.all(|new| old.any(|old| old.says_same(new)))
@@ -216,19 +220,19 @@ fn carrying<'s>(file: SettingsFile, path: &[u8], known: &Known<'_>, found: &'s [
     bad
 }
 
-/// Whether a setting of a repository carries nothing. `path` is where its file is.
+/// Returns whether a setting of a repository carries no code. `path` is the path of its file.
 fn is_harmless(setting: &Setting, path: &[u8], known: &Known<'_>, found: &[Setting]) -> bool {
     let value = setting.value.as_deref().unwrap_or(b"true");
-    // Nothing that a terminal or a line of a file takes for more than text.
+    // No characters that a terminal or a line-based file interprets.
     if value.iter().any(u8::is_ascii_control) {
         return false;
     }
-    // They are judged by what the person has set before, which stands in `config`.
+    // These are judged by the user's earlier settings, which are in `config`.
     let is_beside = name(path) == b"config.worktree";
     match (setting.section.as_str(), setting.subsection.as_deref()) {
         ("branch" | "remote" | "submodule", _) if is_beside => false,
-        // Where all of them lead is judged together. What is new could count more than what the
-        // person has set for every repository.
+        // Their destinations are judged together. A new one could override the user's settings for
+        // all repositories.
         ("remote", None) if setting.key == "pushdefault" => is_nick(value) && is_there(setting, known),
         ("branch", Some(_)) if setting.key == "pushremote" => is_nick(value) && is_there(setting, known),
         (section, None) => {
@@ -251,8 +255,8 @@ fn is_harmless(setting: &Setting, path: &[u8], known: &Known<'_>, found: &[Setti
     }
 }
 
-/// Whether a setting may protect the person, who may have set it anywhere: in every other file
-/// that git reads one in the repository counts more.
+/// Returns whether a setting may protect the user, who may have set it in any file. Git prefers the
+/// repository's setting to those of all other files.
 fn is_guarding(setting: &Setting) -> bool {
     matches!(
         (setting.section.as_str(), setting.key.as_str()),
@@ -266,7 +270,8 @@ fn is_guarding(setting: &Setting) -> bool {
     )
 }
 
-/// Whether it says what protects most: whatever was said elsewhere, nothing is given up.
+/// Returns whether the setting has its most protective value. Then no protection is lost, whatever
+/// other files contain.
 fn is_strict(setting: &Setting) -> bool {
     let value = setting.value.as_deref().unwrap_or(b"true");
     match (setting.section.as_str(), setting.key.as_str()) {
@@ -277,17 +282,18 @@ fn is_strict(setting: &Setting) -> bool {
     }
 }
 
-/// Whether it stays where the person has set it here. Each repository says that it keeps logs.
+/// Returns whether the setting must stay if the user has set it here. The setting for logs is
+/// excluded, because every repository has it.
 fn is_protection(setting: &Setting) -> bool {
     setting.subsection.is_none() && is_guarding(setting) && setting.key != "logallrefupdates"
 }
 
-/// Whether something is said of it now.
+/// Returns whether the setting exists now.
 fn is_there(setting: &Setting, known: &Known<'_>) -> bool {
     known.now.iter().any(|old| old.is_named_as(setting))
 }
 
-/// Whether the person had set it so.
+/// Returns whether the user had set this value.
 fn was_so(setting: &Setting, known: &Known<'_>) -> bool {
     known.first.iter().rev().find(|old| old.is_named_as(setting)).is_some_and(|old| old.says_same(setting))
 }
@@ -298,7 +304,7 @@ fn is_harmless_branch(setting: &Setting) -> bool {
         "remote" => value == b"." || is_nick(value),
         "merge" => value.strip_prefix(b"refs/").is_some_and(is_branch),
         "rebase" => matches!(value, b"merges" | b"interactive") || is_bool(value),
-        // Notes of people, of GitHub's tool and of an editor.
+        // Notes of users, of GitHub's tool and of an editor.
         "description" => true,
         "gh-merge-base" | "vscode-merge-base" => is_branch(value),
         "github-pr-owner-number" => value.split(|b| *b == b'#').all(|part| !part.is_empty() && is_word(part)),
@@ -306,7 +312,7 @@ fn is_harmless_branch(setting: &Setting) -> bool {
     }
 }
 
-/// Whether the address in a setting, if it is one, leads to a place that the run may read.
+/// Returns whether the address in a setting, if it is one, leads to a path that the run may read.
 fn leads_on(setting: &Setting, path: &[u8], known: &Known<'_>) -> bool {
     if !matches!(setting.key.as_str(), "url" | "pushurl") {
         return true;
@@ -316,13 +322,13 @@ fn leads_on(setting: &Setting, path: &[u8], known: &Known<'_>) -> bool {
     match local_place(path, value) {
         Some(_) if is_relative(value) && !has_one_top(path, known) => false,
         Some(local) => (known.before.may_fetch)(&local),
-        // The helper at the other end takes what begins so for a home.
+        // The helper at the other end takes such a path for a home directory.
         None => !value.starts_with(b"file:") && !value.starts_with(b"~"),
     }
 }
 
-/// Whether git takes relative addresses from one directory alone: a module has its work tree
-/// elsewhere, and so have other work trees of a repository.
+/// Returns whether git resolves relative addresses from one directory only. A module has its work
+/// tree elsewhere, and so do other work trees of a repository.
 fn has_one_top(path: &[u8], known: &Known<'_>) -> bool {
     let names_top = |setting: &Setting| (setting.section.as_str(), setting.key.as_str()) == ("core", "worktree");
     let git = path.windows(6).position(|part| part == b"/.git/");
@@ -330,8 +336,8 @@ fn has_one_top(path: &[u8], known: &Known<'_>) -> bool {
     !is_deeper && !known.before.has_work_trees && !known.now.iter().any(names_top)
 }
 
-/// Places on this machine that the remotes in the settings `text` at `path` are at: as git
-/// looks for a repository there (`enter_repo` in path.c).
+/// Returns the local paths of the remotes in the settings `text` at `path`. They have the forms in
+/// which git looks for a repository (`enter_repo` in path.c).
 pub(crate) fn local_addresses(path: &[u8], text: &[u8]) -> Vec<Vec<u8>> {
     let found = settings(text).unwrap_or_default();
     let of_remotes = found.iter().filter(|setting| setting.section == "remote" && is_address_key(&setting.key));
@@ -339,8 +345,8 @@ pub(crate) fn local_addresses(path: &[u8], text: &[u8]) -> Vec<Vec<u8>> {
     places.flat_map(|place| [b"" as &[u8], b".git", b"/.git"].map(|end| [&place[..], end].concat())).collect()
 }
 
-/// Whether a remote or a module in the settings `text` is at an address that means another
-/// place in each work tree.
+/// Returns whether a remote or a module in the settings `text` has an address that means another
+/// path in each work tree.
 pub(crate) fn has_relative_address(path: &[u8], text: &[u8]) -> bool {
     let Some(found) = settings(text) else { return true };
     found.iter().filter(|setting| matches!(setting.section.as_str(), "remote" | "submodule")).any(|setting| {
@@ -352,10 +358,10 @@ pub(crate) fn has_relative_address(path: &[u8], text: &[u8]) -> bool {
     })
 }
 
-/// The place on this machine that an address in the settings at `path` says, by its text.
+/// Returns the local path of an address in the settings at `path`, from its text alone.
 fn local_place(path: &[u8], address: &[u8]) -> Option<Vec<u8>> {
     let place = match address.strip_prefix(b"file://") {
-        // Git takes such a place for one with escapes.
+        // Git decodes escapes in such a path.
         Some(place) => Some(place).filter(|place| place.starts_with(b"/") && !place.contains(&b'%'))?,
         None => Some(address).filter(|address| !address.starts_with(b"~"))?,
     };
@@ -364,7 +370,7 @@ fn local_place(path: &[u8], address: &[u8]) -> Option<Vec<u8>> {
     if colon < slash {
         return None;
     }
-    // Relative to the top of the work tree, which holds the repository.
+    // Relative to the top of the work tree that contains the repository.
     let holder = parent(path);
     let top = if name(holder) == b".git" { parent(holder) } else { holder };
     let start = if place.starts_with(b"/") { &b""[..] } else { top };
@@ -387,13 +393,15 @@ fn is_harmless_remote(remote: &[u8], setting: &Setting, known: &Known<'_>, found
         "tagopt" => matches!(value, b"--tags" | b"--no-tags"),
         "prune" | "prunetags" | "skipdefaultupdate" | "skipfetchall" => is_bool(value),
         "followremotehead" => matches!(value, b"create" | b"always" | b"never"),
-        // Where a tool proposes changes: to nobody whom the person has not spoken to.
+        // The repository to which a tool proposes changes. It must not be one with which the user
+        // has not communicated.
         "gh-resolved" => value == b"base" && (known.before.is_own || !is_new_remote(remote, known)),
         _ => false,
     }
 }
 
-/// Whether this stands under another name of the same remote, which it has lost just now.
+/// Returns whether the setting existed under another name of the same remote, which has just lost
+/// that name.
 fn is_renamed(remote: &[u8], setting: &Setting, known: &Known<'_>, found: &[Setting]) -> bool {
     let place = addresses(found, remote);
     known.now.iter().filter(|old| old.key == setting.key && old.value == setting.value).any(|old| {
@@ -405,7 +413,7 @@ fn is_renamed(remote: &[u8], setting: &Setting, known: &Known<'_>, found: &[Sett
     })
 }
 
-/// Whether the person had no remote of this name, and no branch that goes to one.
+/// Returns whether the user had no remote of this name, and no branch that uses one.
 fn is_new_remote(remote: &[u8], known: &Known<'_>) -> bool {
     let goes_there = |setting: &Setting| {
         matches!(setting.section.as_str(), "branch" | "remote")
@@ -431,12 +439,12 @@ fn is_harmless_module(setting: &Setting, path: &[u8], known: &Known<'_>) -> bool
         }
 }
 
-/// Whether the person had the setting: it says something else now.
+/// Returns whether the user had this setting, now with another value.
 fn is_changed(setting: &Setting, known: &Known<'_>) -> bool {
     known.first.iter().any(|old| old.is_named_as(setting))
 }
 
-/// Where a repository can be, spoken to by git's own transports alone.
+/// Returns whether the text is an address of a repository that only git's own transports use.
 fn is_address(address: &[u8]) -> bool {
     let holds = |text: &[u8]| address.windows(text.len()).any(|part| part == text);
     if address.is_empty() || address.starts_with(b"-") || holds(b"::") || address.iter().any(u8::is_ascii_control) {
@@ -455,13 +463,13 @@ fn is_address(address: &[u8]) -> bool {
     is_known && !place.starts_with(b"-") && !host.starts_with(b"-")
 }
 
-/// What a remote is fetched to: its own names, and no branch of the person's.
+/// Returns whether a refspec writes only to the remote's own names, and to no branch of the user.
 fn is_refspec(remote: &[u8], refspec: &[u8]) -> bool {
     let refspec = refspec.strip_prefix(b"+").unwrap_or(refspec);
     let Some(colon) = refspec.iter().position(|b| *b == b':') else { return false };
     let (from, to) = (&refspec[..colon], &refspec[colon + 1..]);
     let own = [b"refs/remotes/", remote, b"/"].concat();
-    // What a star stands for is no part of a name.
+    // The text that replaces a star is not part of a name.
     let is_pattern = |name: &[u8]| {
         let stars = name.iter().filter(|b| **b == b'*').count();
         stars <= 1 && is_branch(&name.iter().map(|b| if *b == b'*' { b'x' } else { *b }).collect::<Vec<_>>())
@@ -472,19 +480,19 @@ fn is_refspec(remote: &[u8], refspec: &[u8]) -> bool {
         && is_pattern(to)
 }
 
-/// Whether `value`, in the settings of a module of a repository, leads to a directory in the
-/// work tree of that repository, as `git submodule` writes it.
+/// Returns whether `value`, in the settings of a module, names a directory in the work tree of the
+/// repository around it, as `git submodule` writes it.
 fn leads_to_own_work_tree(path: &[u8], value: &[u8]) -> bool {
     own_work_tree(path, value).is_some()
 }
 
-/// That directory.
+/// Returns that directory.
 fn own_work_tree(path: &[u8], value: &[u8]) -> Option<Vec<u8>> {
     let repository = parent(path);
     let parts: Vec<&[u8]> = repository.split(|b| *b == b'/').collect();
     let git = parts.iter().position(|part| *part == b".git")?;
     let is_module = name(path) == b"config" && parts.get(git + 1) == Some(&&b"modules"[..]) && parts.len() > git + 2;
-    // Up from the module to what holds `.git`, and down again.
+    // Up from the module to the parent of `.git`, and down again.
     let up = parts.len() - git;
     let mut rest = value.split(|b| *b == b'/');
     let is_up = rest.by_ref().take(up).filter(|part| *part == b"..").count() == up;
@@ -492,8 +500,8 @@ fn own_work_tree(path: &[u8], value: &[u8]) -> Option<Vec<u8>> {
     (is_module && is_up && is_relative_path(&beneath)).then(|| join(&parts[..git].join(&b'/'), &beneath))
 }
 
-/// The work tree that the settings `text` of a module, at `path`, name for it, where that is
-/// a directory in the work tree of the repository.
+/// Returns the work tree that the settings `text` of a module, at `path`, name. It must be a
+/// directory in the work tree of the repository.
 pub(crate) fn work_tree_of_module(path: &[u8], text: &[u8]) -> Option<Vec<u8>> {
     let all = settings(text)?;
     let named = all.iter().rev().find(|setting| {
@@ -520,8 +528,8 @@ mod tests {
         judge(file, path.as_bytes(), before, new.as_bytes())
     }
 
-    /// What is added to the person's settings is judged: what is left of it where it
-    /// carries code, the whole where it does not.
+    /// Checks the judgement on text that is added to the user's settings. If the text carries code,
+    /// the rest without it must be harmless.
     #[track_caller]
     fn check(added: &str, is_harmless: bool) {
         let new = format!("{PERSONS}{added}");
@@ -630,7 +638,7 @@ mod tests {
             "[submodule \"x\"]\nupdate=!x",
             "[submodule \"../x\"]\nurl=y",
             "[extensions]\nobjectFormat=sha256",
-            // Then looking at what is there fetches what is not.
+            // Reading existing objects then fetches missing ones.
             "[extensions]\npartialClone=x",
             "[remote \"x\"]\nurl=https://b\npromisor=true",
             "[remote \"x\"]\nurl=https://b\npartialclonefilter=blob:none",

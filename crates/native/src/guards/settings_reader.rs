@@ -1,39 +1,39 @@
-//! The text of git's settings, read as git itself reads it (`git_parse_source` and what it
-//! calls in git's config.c, 2.47) or not at all: a text with anything in it that readers
-//! could take in two ways is not read. Pure.
+//! Reader of git's settings that reads a text exactly as git does, or not at all
+//! (`git_parse_source` and its callees in git's config.c, 2.47). A text that two readers could read
+//! differently is not read. Pure.
 //!
-//! `settings_text` reads too much rather than too little, to find what a setting could
-//! name; this one is for judging what a setting is.
+//! `settings_text` reads too much rather than too little, to find all paths that a setting could
+//! name. This reader serves to judge a setting.
 
 use std::ops::Range;
 
 /// One setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
-    /// Before the first dot of its whole name, in lower case.
+    /// The part before the first dot of its whole name, in lower case.
     pub section: String,
-    /// Between the first and the last dot.
+    /// The part between the first and the last dot.
     pub subsection: Option<Vec<u8>>,
-    /// After the last dot, in lower case.
+    /// The part after the last dot, in lower case.
     pub key: String,
-    /// Absent where there is no `=`, which git takes for true.
+    /// Absent if there is no `=`, which git takes for true.
     pub value: Option<Vec<u8>>,
-    /// Where in the text the key and its value are, without the end of the line.
+    /// Range of the key and its value in the text, without the end of the line.
     pub span: Range<usize>,
 }
 
 impl Setting {
-    /// Whether both are the same setting with the same value.
+    /// Returns whether both are the same setting with the same value.
     pub(crate) fn says_same(&self, other: &Self) -> bool {
         self.is_named_as(other) && self.value == other.value
     }
 
-    /// Whether both have the same name.
+    /// Returns whether both have the same name.
     pub(crate) fn is_named_as(&self, other: &Self) -> bool {
         (&self.section, &self.subsection, &self.key) == (&other.section, &other.subsection, &other.key)
     }
 
-    /// The whole name, for people.
+    /// Returns the whole name, for display.
     pub(crate) fn name(&self) -> String {
         let subsection =
             self.subsection.as_deref().map(|text| String::from_utf8_lossy(text).escape_debug().to_string());
@@ -44,8 +44,8 @@ impl Setting {
     }
 }
 
-/// The settings in a text. None where git refuses it, or another reader could read something
-/// else: one with a carriage return, a byte order mark, a NUL.
+/// Returns the settings in a text. Returns `None` if git refuses the text, or if another reader
+/// could read it differently. Examples are a carriage return, a byte order mark and a NUL.
 pub(crate) fn settings(text: &[u8]) -> Option<Vec<Setting>> {
     if text.iter().any(|byte| matches!(byte, b'\r' | 0)) || text.starts_with(b"\xef\xbb\xbf") {
         return None;
@@ -78,7 +78,7 @@ fn setting(base: &[u8], key: Vec<u8>, value: Option<Vec<u8>>, span: Range<usize>
     Some(Setting { section, subsection, key: String::from_utf8(key).ok()?, value, span })
 }
 
-/// As git: its own `isspace`.
+/// Returns whether git's own `isspace` is true for the byte.
 fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n')
 }
@@ -108,7 +108,7 @@ impl Reader<'_> {
         while self.next().is_some_and(|byte| byte != b'\n') {}
     }
 
-    /// `get_base_var`: what stands between brackets, the first of which was read.
+    /// `get_base_var`: reads a header after its opening bracket.
     fn header(&mut self) -> Option<Vec<u8>> {
         let mut name = Vec::new();
         loop {
@@ -147,7 +147,7 @@ impl Reader<'_> {
         (self.next()? == b']').then_some(name)
     }
 
-    /// `get_value`: a key whose first letter was read, and its value.
+    /// `get_value`: reads a key after its first letter, and its value.
     fn entry(&mut self, first: u8) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
         let mut key = vec![first.to_ascii_lowercase()];
         let mut byte = self.next_or_end();
@@ -168,7 +168,7 @@ impl Reader<'_> {
     /// `parse_value`.
     fn value(&mut self) -> Option<Vec<u8>> {
         let (mut value, mut quoted) = (Vec::new(), false);
-        // How much of it does not end in blanks.
+        // Length of the value without trailing blanks.
         let mut kept = 0;
         loop {
             match self.next_or_end() {

@@ -1,7 +1,7 @@
-//! The text of git's settings (git-config(1), "Syntax") as entries.
-//! Pure: it knows neither files nor what a key means.
+//! The text of git's settings (git-config(1), "Syntax") as entries. Pure: it knows neither files
+//! nor the meaning of a key.
 
-/// The settings of a file as (section, key, value); section and key in lower case.
+/// Returns the settings of a file as (section, key, value); section and key are in lower case.
 pub(super) fn entries(text: &[u8]) -> impl Iterator<Item = (String, String, Vec<u8>)> {
     let mut section = String::new();
     logical_lines(text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)).into_iter().filter_map(move |line| {
@@ -24,7 +24,8 @@ pub(super) fn entries(text: &[u8]) -> impl Iterator<Item = (String, String, Vec<
     })
 }
 
-/// Where the bracket is that ends a header: none within the quotes of a subsection.
+/// Returns the position of the bracket that ends a header. Brackets within the quotes of a
+/// subsection do not count.
 fn header_end(header: &[u8]) -> Option<usize> {
     let (mut quoted, mut escaped) = (false, false);
     header.iter().position(|byte| {
@@ -39,7 +40,7 @@ fn header_end(header: &[u8]) -> Option<usize> {
     })
 }
 
-/// Lines, with those joined that a backslash continues.
+/// Returns the lines, with lines that end in a backslash joined to the next one.
 fn logical_lines(text: &[u8]) -> Vec<Vec<u8>> {
     let mut lines: Vec<Vec<u8>> = Vec::new();
     let mut continues = false;
@@ -62,7 +63,7 @@ fn is_comment(line: &[u8]) -> bool {
     matches!(line.trim_ascii_start().first(), Some(b'#' | b';'))
 }
 
-/// A value without quotes, escapes and comment.
+/// Returns a value without quotes, escapes and comment.
 fn unquoted(value: &[u8]) -> Vec<u8> {
     let (mut plain, mut quoted, mut escaped) = (Vec::new(), false, false);
     for byte in value.trim_ascii() {

@@ -1,8 +1,8 @@
-//! The settings of a repository that are harmless by themselves, and the shapes of their values:
-//! those that change what git shows, how much it does at once and how it stores what it has, and
-//! neither what it runs nor where it goes. Pure: data, and who asks knows what was there before.
+//! Repository settings that are harmless by themselves, and the forms of their values. They change
+//! git's output, its parallelism and its storage, but neither the programs that it runs nor its
+//! destinations. Pure data: the caller knows the earlier settings.
 
-/// Settings without a subsection whose values are words.
+/// Settings without a subsection that have words as values.
 const WORDS: &[(&str, &str)] = &[
     ("am", "keepcr"),
     ("am", "threeway"),
@@ -89,11 +89,10 @@ const WORDS: &[(&str, &str)] = &[
     ("worktree", "guessremote"),
 ];
 
-/// Ways to show a commit that have a name.
+/// Named formats for commits.
 const PRETTY: &[&[u8]] = &[b"oneline", b"short", b"medium", b"full", b"fuller", b"reference", b"email", b"raw"];
 
-/// Commands of git's that change nothing but what is shown, and their options that start and
-/// write nothing.
+/// Git commands that only show data, and their options that start and write nothing.
 const SHOWING: &[&str] = &["blame", "describe", "diff", "log", "ls-files", "rev-parse", "shortlog", "show", "status"];
 const SHOWING_OPTIONS: &[&str] = &[
     "--abbrev-commit",
@@ -129,7 +128,7 @@ const SHOWING_OPTIONS: &[&str] = &[
     "HEAD",
 ];
 
-/// Tools that git itself knows how to call, when somebody asks for one by name.
+/// Tools that git itself can call when the user names one.
 const TOOLS: &[&[u8]] = &[
     b"araxis",
     b"bc",
@@ -150,7 +149,7 @@ const TOOLS: &[&[u8]] = &[
     b"xxdiff",
 ];
 
-/// One without a subsection.
+/// Returns whether a setting without a subsection is harmless.
 pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool {
     match (section, key) {
         ("core", "repositoryformatversion") | ("lfs", "repositoryformatversion") => matches!(value, b"0" | b"1"),
@@ -160,7 +159,7 @@ pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool 
             | "sparsecheckout" | "sparsecheckoutcone",
         ) => is_bool(value),
         ("core", "logallrefupdates") => is_bool(value) || value == b"always",
-        // Switched off, or what git would take by itself.
+        // Only switched off: other values name a program, or switch on git's own.
         ("core", "fsmonitor") => is_bool(value) && !is_true(value),
         ("core", "pager") => matches!(value, b"cat" | b"less"),
         ("pager", _) => !value.is_empty() && is_bool(value),
@@ -172,12 +171,12 @@ pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool 
         ("user", "useconfigonly") => is_bool(value),
         ("init", "defaultbranch") => is_branch(value),
         ("extensions", "worktreeconfig") => is_bool(value),
-        // What a file of git means depends on it: the longer form is no everyday matter.
+        // The meaning of a git file depends on it, and the longer form is rare.
         ("extensions", "objectformat") => value == b"sha1",
         ("extensions", "refstorage") => value == b"files",
         ("branch", "autosetupmerge" | "autosetuprebase") => is_word(value),
         ("pull", "rebase" | "ff") => is_word(value),
-        // The others push more branches than the one, or to what was set for it.
+        // The other values push more than one branch, or push to the configured upstream.
         ("push", "default") => matches!(value, b"simple" | b"current" | b"nothing"),
         ("push", "autosetupremote" | "followtags") => is_word(value),
         ("merge", "conflictstyle" | "ff" | "stat" | "renames" | "log") => is_word(value),
@@ -193,7 +192,7 @@ pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool 
         ("log", "date" | "decorate" | "abbrevcommit") => is_word(value),
         ("color", _) => is_colour(value),
         ("advice", _) => is_bool(value),
-        // A file of names of commits.
+        // A file with names of commits.
         ("blame", "ignorerevsfile") => is_relative_path(value),
         ("http", "version") => matches!(value, b"HTTP/1.1" | b"HTTP/2"),
         ("diff" | "merge", "tool") => TOOLS.contains(&value),
@@ -203,7 +202,7 @@ pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool 
         }
         ("branch" | "tag", "sort") => without_minus(value).split(|b| *b == b':').all(is_word),
         ("alias", _) => is_alias_that_shows(value),
-        // Others look into modules, and run git there.
+        // Other values make git examine modules, and run git there.
         ("diff", "submodule") => value == b"short",
         ("status", "submodulesummary") => is_bool(value) && !is_true(value),
         ("core", "commentchar") => value == b"auto" || matches!(value, [one] if one.is_ascii_punctuation()),
@@ -215,9 +214,9 @@ pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool 
     }
 }
 
-/// Whether an alias is another name of a command that only shows: one that begins with `!` is run
-/// by a shell, options can name programs and files, and the person may have an alias of this name
-/// that loses nothing (`git lg` would check out).
+/// Returns whether an alias is another name of a command that only shows data. A shell runs an
+/// alias that begins with `!`, and options can name programs and files. The user may expect a
+/// harmless alias of this name: for example, `git lg` must not check out files.
 fn is_alias_that_shows(value: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(value) else { return false };
     let mut words = text.split(' ').filter(|word| !word.is_empty());
@@ -225,16 +224,16 @@ fn is_alias_that_shows(value: &[u8]) -> bool {
     SHOWING.contains(&command) && words.all(|word| SHOWING_OPTIONS.contains(&word))
 }
 
-/// One with a subsection, of what has no address.
+/// Returns whether a setting with a subsection and without an address is harmless.
 pub(super) fn is_harmless_named(section: &str, subsection: &[u8], key: &str, value: &[u8]) -> bool {
     match (section, key) {
         ("color", _) => is_colour(value),
-        // What was found of a server: how it wants to be spoken to.
+        // The authentication method that a server has asked for.
         ("lfs", "access") => matches!(value, b"basic" | b"private" | b"none"),
         ("lfs", "locksverify") => is_bool(value),
         ("maintenance", "enabled") => is_bool(value),
         ("maintenance", "schedule") => matches!(value, b"hourly" | b"daily" | b"weekly"),
-        // Others name a directory of hooks. Nothing that is an option to git.
+        // Other values name a directory of hooks. No value may be an option to git.
         ("gitflow", _) => match subsection {
             b"branch" => is_branch(value),
             b"prefix" => is_branch(value.strip_suffix(b"/").unwrap_or(value)),
@@ -257,7 +256,7 @@ pub(super) fn is_word(value: &[u8]) -> bool {
     !value.starts_with(b"-") && value.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.'))
 }
 
-/// A word that one minus turns round.
+/// Returns a word without the minus sign that inverts it.
 fn without_minus(word: &[u8]) -> &[u8] {
     word.strip_prefix(b"-").unwrap_or(word)
 }
@@ -266,7 +265,7 @@ fn is_colour(value: &[u8]) -> bool {
     value.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b' ' | b'#' | b'-'))
 }
 
-/// Names of remotes that nobody could mean as an address or a path.
+/// Returns whether a remote's name cannot be taken for an address or a path.
 pub(super) fn is_nick(remote: &[u8]) -> bool {
     remote.first().is_some_and(u8::is_ascii_alphanumeric)
         && remote.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
@@ -277,12 +276,12 @@ pub(super) fn is_branch(branch: &[u8]) -> bool {
     !branch.is_empty() && !branch.starts_with(b"-") && !branch.iter().any(is_odd) && are_names(branch)
 }
 
-/// A path beneath the top, through no directory of git's.
+/// Returns whether this is a path beneath the top, through no directory of git's.
 pub(super) fn is_relative_path(path: &[u8]) -> bool {
     !path.starts_with(b"-") && !path.starts_with(b":") && are_names(path)
 }
 
-/// Whether every component is a name, and none that of a repository.
+/// Returns whether every component is a name, and none is the name of a repository.
 pub(super) fn are_names(path: &[u8]) -> bool {
     path.split(|b| *b == b'/').all(|part| {
         let folded = super::fold(part);

@@ -1,6 +1,6 @@
-//! One walk through a writable tree, for what makes ordinary paths mean guarded ones:
-//! links with guarded names or above them, repositories with settings that name files,
-//! files that have a guarded name and another.
+//! Survey of a writable tree, in one walk. It finds the objects that give ordinary paths a guarded
+//! meaning. These are links with guarded names or above them, repositories with settings that name
+//! files, and files with a guarded name and another name.
 
 use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt as _;
@@ -20,68 +20,69 @@ use super::settings_judge::local_addresses;
 use super::view::{Chain, There, View, join, name, parent};
 use crate::powers::covers;
 
-/// Names that are looked at in one tree.
+/// Most names that are examined in one tree.
 const MAX_NAMES: usize = 4_000_000;
-/// Guarded places of one tree.
+/// Most guarded paths of one tree.
 const MAX_PLACES: usize = 10_000;
-/// How long one tree may take.
+/// Time-out for one tree.
 const SURVEY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Links of guarded links that are followed, one within the other.
+/// Most links of guarded links that are followed, one within the other.
 const MAX_DEPTH: usize = 8;
 
-/// Levels of directories above a tree, and of the home directory, that are looked into
-/// where they have guarded names.
+/// Levels of directories above a tree, and of the home directory, that are searched if they have
+/// guarded names.
 const LEVELS_ABOVE: usize = 4;
 
-/// Which directories of a directory are looked at.
+/// Selects the subdirectories of a directory to examine.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Depth {
     /// All.
     Whole,
-    /// So many levels of those with a guarded name, or with one above a guarded name.
+    /// This number of levels, of directories with a guarded name or with a name above a guarded
+    /// one.
     Guarded(usize),
 }
 
-/// A directory to look at.
+/// A directory to examine.
 struct Waiting {
     path: Vec<u8>,
-    /// It lies within something guarded.
+    /// True if it is within a guarded object.
     guarded: bool,
     depth: Depth,
 }
 
-/// Why a tree cannot be surveyed. Nothing is then written in it without a grant.
+/// Reason why a tree cannot be surveyed. Then nothing is written in it without a grant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SurveyError {
-    /// There is too much in it.
+    /// The tree contains too many names.
     #[error("more than {MAX_NAMES} names in one writable tree: links to protected names cannot be looked for")]
     TooLarge,
-    /// It took too long.
+    /// The survey took too long.
     #[error(
         "links to protected names could not be looked for within {} s in a writable tree",
         SURVEY_TIMEOUT.as_secs()
     )]
     TimedOut,
-    /// More places than are kept.
+    /// The survey found more paths than it keeps.
     #[error("more than {MAX_PLACES} targets of protected links in one writable tree")]
     TooManyPlaces,
     /// The tree cannot be listed.
     #[error("a writable tree cannot be read: links to protected names cannot be looked for")]
     Unreadable,
-    /// A directory of the person's own cannot be looked into.
+    /// A directory of the user's own cannot be searched.
     #[error(
         "the directory {0} cannot be searched, so links to protected names in it cannot be looked for (hint: chmod u+rx, which a run may do)"
     )]
     Closed(String),
-    /// A file of the person's own that may lead git cannot be read.
+    /// A file of the user's own that may lead git elsewhere cannot be read.
     #[error("{0} cannot be read, so what it leads git to cannot be looked for (hint: chmod u+r)")]
     Locked(String),
-    /// A guarded link means the tree itself.
+    /// A guarded link leads to the tree itself.
     #[error("the protected link {0} leads to the writable tree itself")]
     Covers(String),
 }
 
-/// What a directory must hold for git to take it for a repository.
+/// The entries of a directory by which git recognizes a repository.
 #[derive(Clone, Copy, Default)]
 struct RepositoryMarks {
     head: bool,
@@ -117,14 +118,14 @@ struct Survey<'a> {
     found: GuardedPlaces,
     rest: Vec<Waiting>,
     seen: usize,
-    /// Repositories whose settings were read.
+    /// Repositories with settings that were read.
     known_repositories: HashSet<Vec<u8>>,
-    /// Guarded places that are followed already.
+    /// Guarded paths that are followed already.
     known_places: HashSet<Vec<u8>>,
     deadline: Instant,
 }
 
-/// What of one directory needs a closer look.
+/// Entries of one directory that need examination.
 #[derive(Default)]
 struct Listing {
     marks: RepositoryMarks,
@@ -134,8 +135,8 @@ struct Listing {
     count: usize,
 }
 
-/// Surveys the tree at `tree`, which may be a file or missing. `writable` are all trees
-/// that the run may write, `settings` those of the person.
+/// Surveys the tree at `tree`, which may be a file or missing. `writable` are all trees that the
+/// run may write; `settings` are those of the user.
 pub(super) fn survey(
     view: View<'_>,
     (tree, writable): (&[u8], &[Vec<u8>]),
@@ -170,8 +171,8 @@ pub(super) fn survey(
     Ok(survey.found)
 }
 
-/// Surveys one directory and, beneath it, those with guarded names: what a name at or
-/// beneath it means to the host. `host` is the root directory.
+/// Surveys one directory and the directories with guarded names beneath it, for the meaning of
+/// those names on the host. `host` is the root directory.
 pub(crate) fn survey_directory(
     host: View<'_>,
     directory: &[u8],
@@ -196,7 +197,7 @@ pub(crate) fn survey_directory(
     let waiting = |path: &[u8], depth| Waiting { path: path.to_vec(), guarded: names.matches(path).is_some(), depth };
     survey.rest.push(waiting(directory, Depth::Guarded(LEVELS_ABOVE)));
     while let Some(directory) = survey.rest.pop() {
-        // What a guarded link leads to is not looked through: its place is enough.
+        // The target of a guarded link is not searched, because its path is enough.
         if directory.depth != Depth::Whole {
             survey.look_at(&directory)?;
         }
@@ -216,9 +217,10 @@ impl Survey<'_> {
             Ok(listing) => listing,
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
             Err(_) if directory == self.tree => return Err(SurveyError::Unreadable),
-            // What the run may not write, it cannot have closed, and so it is for the person too.
+            // A run cannot have closed a directory that it may not write, so the directory is
+            // closed for the user too.
             Err(_) if *depth != Depth::Whole || !self.is_writable(directory) => return Ok(()),
-            // A run may have closed it, to open it again: nothing is known of what it leads to.
+            // A run may have closed it and may open it again, so its content is unknown.
             Err(_) if self.view.is_own(directory) => return Err(closed(directory)),
             Err(_) => return self.add_target(directory.to_vec(), directory),
         };
@@ -247,9 +249,9 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// Puts the directories of a directory that are to be looked at on the list.
+    /// Adds the subdirectories that are to be examined to the list.
     fn add_directories(&mut self, directories: Vec<Vec<u8>>, above: &Waiting, marks: RepositoryMarks) {
-        // Git's objects are data, and by far the most of its files.
+        // Git's objects are data, and most of its files.
         let holds_objects =
             fold(name(&above.path)).as_ref() == b".git" || marks.make_repository() && !self.is_writable(&above.path);
         for path in directories {
@@ -267,23 +269,23 @@ impl Survey<'_> {
         }
     }
 
-    /// Whether what is in a directory can be looked at.
+    /// Returns whether the entries of a directory can be examined.
     fn is_searchable(&self, directory: &[u8]) -> bool {
         self.view.stat(&join(directory, b".")).is_ok()
     }
 
-    /// Notes what of a repository there is already.
+    /// Records the existing parts of a repository.
     fn add_state(&mut self, directory: &[u8]) {
         let exists = |path: &Path| self.view.stat(path.as_os_str().as_bytes()).is_ok();
         if let Some(state) = RepositoryState::around(&join(directory, b"HEAD"), self.parts, &exists)
             && let Ok(stat) = self.view.stat(directory)
         {
             self.found.repositories.insert((stat.st_dev, stat.st_ino), state);
-            // What lies in a `.git` is judged by its name.
+            // The content of a `.git` directory is judged by its name.
             let is_in_git = directory.split(|b| *b == b'/').any(|part| fold(part).as_ref() == b".git");
             if state.is_repository() && !is_in_git {
                 self.found.bare.insert(directory.to_vec());
-                // It stays where it is.
+                // The repository stays in place.
                 self.found.pins.insert(join(directory, b"HEAD"));
             }
             self.found.directories.insert(directory.to_vec());
@@ -295,7 +297,7 @@ impl Survey<'_> {
         self.add_repository_of(directory, top)
     }
 
-    /// What the repository in `directory` names, whose work tree has the top `top`.
+    /// Adds the paths that the repository in `directory` names; its work tree has the top `top`.
     fn add_repository_of(&mut self, directory: &[u8], top: &[u8]) -> Result<(), SurveyError> {
         if !self.known_repositories.insert(join(directory, top)) {
             return Ok(());
@@ -305,7 +307,7 @@ impl Survey<'_> {
         }
         let end = self.view.resolve(directory).map_or_else(|| directory.to_vec(), |chain| chain.end);
         let all = match settings_of(self.view, &end) {
-            // Another user's, which no run can open, or nothing.
+            // The repository belongs to another user, so that no run can open it, or does not exist.
             Err(_) if self.view.there(&end) == There::Nothing || !self.view.is_own(&end) => Vec::new(),
             all => all.map_err(|_| SurveyError::Unreadable)?,
         };
@@ -318,8 +320,8 @@ impl Survey<'_> {
         self.add_work_tree(top)
     }
 
-    /// A run can close a file of its user and open it again: what cannot be read now may lead
-    /// anywhere.
+    /// Fails if a file cannot be read. A run can close a file of its user and open it again, so an
+    /// unreadable file may lead anywhere.
     fn demand_readable(&self, file: &[u8]) -> Result<(), SurveyError> {
         let Some(chain) = self.view.resolve(file) else { return Ok(()) };
         let is_closed = chain.closed.is_some()
@@ -356,7 +358,8 @@ impl Survey<'_> {
         self.view.stat(path).map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode))
     }
 
-    /// A regular file that is guarded: has it other names, does it name a repository?
+    /// Examines a guarded regular file: whether it has other names, and whether it names a
+    /// repository.
     fn look_at_file(&mut self, path: &[u8], guarded: bool) -> Result<(), SurveyError> {
         if !guarded && self.names.matches(path).is_none() {
             return Ok(());
@@ -370,22 +373,23 @@ impl Survey<'_> {
             self.demand_readable(path)?;
             let named = git::named_by_pointer(self.view, path);
             self.add_settings((NamedPlaces::of_any(named.clone()), parent(path)), path)?;
-            // The repository may lie outside everything that is written.
+            // The repository may be outside all writable trees.
             named.iter().try_for_each(|directory| self.add_repository_of(directory, parent(path)))?;
         }
         Ok(())
     }
 
-    /// What the person's settings name in a work tree with the top `top`.
+    /// Adds the paths that the user's settings name in a work tree with the top `top`.
     fn add_work_tree(&mut self, top: &[u8]) -> Result<(), SurveyError> {
         self.add_settings((self.settings.from_top.at(top), top), top)
     }
 
-    /// What the settings in the file `by` name, those of the work tree with the top `top`.
+    /// Adds the paths that the settings in the file `by` name, for the work tree with the top
+    /// `top`.
     fn add_settings(&mut self, (places, top): (NamedPlaces, &[u8]), by: &[u8]) -> Result<(), SurveyError> {
         let NamedPlaces { any, files } = places;
         let files = files.into_iter().filter(|file| !self.leads_to_directory(file)).collect::<Vec<_>>();
-        // Moved with a directory above, a relative path leads elsewhere.
+        // If a directory above is moved, a relative path leads elsewhere.
         let leaves = |place: &[u8]| !covers(top, place) || place.split(|b| *b == b'/').any(|part| part == b"..");
         if any.iter().chain(&files).any(|place| leaves(place)) {
             self.found.pins.insert(by.to_vec());
@@ -397,7 +401,7 @@ impl Survey<'_> {
         self.view.resolve(place).is_some_and(|chain| self.kind_of(&chain.end) == FileType::Directory)
     }
 
-    /// A link with a guarded name or, where it is not `whole`, with a name above one.
+    /// Adds a link with a guarded name or, if not `whole`, with a name above a guarded one.
     fn add_link(&mut self, link: &[u8], whole: bool, depth: usize) -> Result<(), SurveyError> {
         let below: Vec<PathBuf> = self.names.carried_by(link);
         if !whole && below.is_empty() || depth > MAX_DEPTH {
@@ -420,13 +424,13 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// A guarded place, and every link on the way to it.
+    /// Adds a guarded path, and every link on the way to it.
     fn add_place(&mut self, place: Vec<u8>, by: &[u8], depth: usize) -> Result<(), SurveyError> {
-        // What leads nowhere is guarded by its text.
+        // A path that leads nowhere is guarded by its text.
         let Some(Chain { links, end, missing, closed }) = self.view.resolve(&place) else {
             return self.add_target(place, by);
         };
-        // A tree that is not there yet is the run's to make.
+        // The run may make a tree that does not exist yet.
         let missing = missing.filter(|missing| !covers(missing, self.tree));
         for target in links.into_iter().chain(missing).chain(closed) {
             self.add_target(target, by)?;
@@ -438,7 +442,7 @@ impl Survey<'_> {
             return Ok(());
         }
         match self.kind_of(&end) {
-            // Also where the run may not write: a link in it may lead back.
+            // Also if the run may not write there: a link in it may lead back.
             FileType::Directory => {
                 self.rest.push(Waiting { path: end, guarded: true, depth: Depth::Whole });
                 Ok(())
@@ -449,7 +453,7 @@ impl Survey<'_> {
     }
 
     fn add_target(&mut self, place: Vec<u8>, by: &[u8]) -> Result<(), SurveyError> {
-        // A file that is granted by its name is what the person meant.
+        // If a file is granted by its name, the user has agreed to this file.
         if place == self.tree && self.kind_of(&place) == FileType::RegularFile {
             return Ok(());
         }
@@ -465,8 +469,8 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// Whether a place is in the directory of a repository, where a name says what may become
-    /// of it: the settings, or the directory of a module or another work tree.
+    /// Returns whether a path is in the directory of a repository and its name decides on its
+    /// changes. Such paths are the settings, and the directory of a module or another work tree.
     fn is_git_own(&self, end: &[u8]) -> bool {
         let part = GitPart::of(end, 0).map(|(top, part)| (&end[top..], part));
         let is_own = |beneath: &[u8]| [&b"/modules/"[..], b"/worktrees/"].iter().any(|way| beneath.starts_with(way));
@@ -478,7 +482,7 @@ impl Survey<'_> {
             })
     }
 
-    /// Whether the run may write there at all: elsewhere nothing needs a guard.
+    /// Returns whether the run may write there at all. Other paths need no guard.
     fn is_writable(&self, place: &[u8]) -> bool {
         self.writable.iter().any(|root| covers(root, place))
     }

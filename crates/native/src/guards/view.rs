@@ -1,4 +1,4 @@
-//! Files and links beneath a root that is held, as the run sees them. Nothing here
+//! Files and links beneath a root directory that is held open, as the run sees them. Nothing here
 //! follows a link by itself.
 
 use std::ffi::CString;
@@ -12,45 +12,45 @@ use stockade_sys::{Errno, resolve};
 
 use crate::powers::covers;
 
-/// As the kernel: `MAXSYMLINKS`.
+/// Same limit as the kernel's `MAXSYMLINKS`.
 const MAX_LINKS: usize = 40;
-/// Components of one path, links included: more than the kernel goes along, whose paths have
-/// 4,096 bytes each.
+/// Most components of one path, links included. This is more than the kernel follows, because its
+/// paths have at most 4,096 bytes each.
 const MAX_COMPONENTS: usize = 100_000;
-/// Bytes read of a directory at once.
+/// Bytes of a directory that are read at once.
 const LISTING_BYTES: usize = 32 << 10;
 
 /// A held root. Every path is absolute beneath it.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a> {
     root: BorrowedFd<'a>,
-    /// Paths that are hidden from the run: opening one would be noticed as an attempt of
-    /// the run, and it holds nothing.
+    /// Paths that are hidden from the run. They hold nothing, and opening one would be noticed as
+    /// an attempt of the run.
     hidden: &'a [Vec<u8>],
 }
 
-/// The way from a link to its end.
+/// The path from a link to its end.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chain {
-    /// The links after the first one, in the order they are met.
+    /// The links after the first one, in the order of the lookup.
     pub links: Vec<Vec<u8>>,
-    /// The path of what the last link leads to; its parents hold no link.
+    /// The path of the last link's target; its parents contain no link.
     pub end: Vec<u8>,
     /// The first component of `end` that does not exist.
     pub missing: Option<Vec<u8>>,
-    /// A directory on the way that may not be entered, so that nobody can tell what `end` is:
-    /// its owner may open it later.
+    /// A directory on the path that cannot be searched, so that the object at `end` is unknown. Its
+    /// owner may open it later.
     pub closed: Option<Vec<u8>>,
 }
 
-/// What is at a path, as far as it can be told.
+/// The kind of object at a path, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum There {
-    /// Something of this kind.
+    /// An object of this kind.
     Is(FileType),
-    /// Nothing.
+    /// No object.
     Nothing,
-    /// Nobody can tell now.
+    /// Unknown at present.
     Unknown,
 }
 
@@ -59,7 +59,7 @@ impl<'a> View<'a> {
         Self { root, hidden: &[] }
     }
 
-    /// The same without what is hidden.
+    /// Returns the same view without the hidden paths.
     pub(crate) fn without(self, hidden: &'a [Vec<u8>]) -> Self {
         Self { hidden, ..self }
     }
@@ -73,12 +73,12 @@ impl<'a> View<'a> {
         openat2(self.root, &text, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), how)
     }
 
-    /// What is known of the object at `path`; of a link, the link.
+    /// Returns the status of the object at `path`; of a link, the status of the link itself.
     pub(crate) fn stat(self, path: &[u8]) -> Result<Stat, Errno> {
         fstat(self.open(path, OFlags::PATH)?)
     }
 
-    /// What is at `path`.
+    /// Returns the kind of object at `path`.
     pub(crate) fn there(self, path: &[u8]) -> There {
         match self.stat(path) {
             Ok(stat) => There::Is(FileType::from_raw_mode(stat.st_mode)),
@@ -87,7 +87,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether `path` is the same object in both views.
+    /// Returns whether `path` is the same object in both views.
     pub(crate) fn shows_as(self, other: View<'_>, path: &[u8]) -> bool {
         let object = |view: View<'_>| view.stat(path).map(|stat| (stat.st_dev, stat.st_ino));
         object(self).is_ok_and(|here| object(other) == Ok(here))
@@ -97,7 +97,7 @@ impl<'a> View<'a> {
         self.stat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
     }
 
-    /// The regular file at `path`, where it holds at most `max_bytes`.
+    /// Returns the content of the regular file at `path`, if it has at most `max_bytes`.
     pub(crate) fn read(self, path: &[u8], max_bytes: u64) -> Option<Vec<u8>> {
         let held = self.open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).ok()?;
         let stat = fstat(&held).ok()?;
@@ -110,15 +110,16 @@ impl<'a> View<'a> {
         Some(content)
     }
 
-    /// Whether what is at `path` can be opened for reading.
+    /// Returns whether the object at `path` can be opened for reading.
     pub(super) fn is_readable(self, path: &[u8]) -> bool {
         self.open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).is_ok()
     }
 
-    /// What the regular file at `path` says; none where there is no such file.
+    /// Returns the content of the regular file at `path`, or `None` if there is no such file.
     ///
     /// # Errors
-    /// Where it cannot be told, or is longer than `max_bytes`: its owner may open it later.
+    /// EACCES if the content is unknown or longer than `max_bytes`. The owner of the file may open
+    /// it later.
     pub(crate) fn read_known(self, path: &[u8], max_bytes: u64) -> Result<Option<Vec<u8>>, Errno> {
         match self.there(path) {
             There::Is(FileType::RegularFile) => self.read(path, max_bytes).map(Some).ok_or(Errno::ACCESS),
@@ -127,12 +128,12 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The same with all links followed, as programs do that read their settings.
+    /// As [`read`](Self::read), with all links followed, as programs do that read their settings.
     pub(super) fn read_followed(self, path: &[u8], max_bytes: u64) -> Option<Vec<u8>> {
         self.read(&self.resolve(path)?.end, max_bytes)
     }
 
-    /// Tells the names in the directory at `path`, and what the directory says they are.
+    /// Calls `each` for the names in the directory at `path`, with the type in the directory entry.
     pub(crate) fn list(self, path: &[u8], mut each: impl FnMut(&[u8], FileType)) -> Result<(), Errno> {
         let held = self.open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let mut buffer = vec![MaybeUninit::uninit(); LISTING_BYTES];
@@ -147,20 +148,22 @@ impl<'a> View<'a> {
         Ok(())
     }
 
-    /// Follows the link at `path`. None where it is no link or leads nowhere, as a loop does.
+    /// Follows the link at `path`. Returns `None` if it is no link or leads nowhere, for example in
+    /// a loop.
     pub(super) fn follow(self, path: &[u8]) -> Option<Chain> {
         let text = self.link_text(path).ok()?;
         let start = if text.starts_with(b"/") { b"" } else { parent(path) };
         self.walk(start.to_vec(), components(&text))
     }
 
-    /// The same for any absolute path, whose links are all followed.
+    /// As [`follow`](Self::follow), for any absolute path with all its links.
     pub(crate) fn resolve(self, path: &[u8]) -> Option<Chain> {
         self.walk(Vec::new(), components(path))
     }
 
-    /// Goes along `rest` from `here`; its last component is the first on the way. None where the
-    /// kernel goes no further either: each link that would end a loop is looked at by itself.
+    /// Follows `rest` from `here`; the last element of `rest` is the first component. Returns
+    /// `None` if the kernel does not follow further either: each link of a loop is examined by
+    /// itself.
     fn walk(self, mut here: Vec<u8>, mut rest: Vec<Vec<u8>>) -> Option<Chain> {
         let mut chain = Chain::default();
         for _ in 0..MAX_COMPONENTS {
@@ -198,7 +201,8 @@ impl<'a> View<'a> {
                 }
                 Err(Errno::INVAL) => here = next,
                 Err(Errno::ACCESS) => {
-                    // Whoever may enter another user's directory finds there what no run put there.
+                    // A user who may enter another user's directory finds nothing there that a run
+                    // has put there.
                     if self.is_own(&here) || rest.iter().any(|part| part == b"..") {
                         chain.closed = Some(here.clone());
                     }
@@ -217,13 +221,14 @@ impl<'a> View<'a> {
         Some(chain)
     }
 
-    /// Whether the directory belongs to the user who runs this, who could change its mode.
+    /// Returns whether the directory belongs to the user of this process, who could change its
+    /// mode.
     pub(super) fn is_own(self, directory: &[u8]) -> bool {
         let directory = if directory.is_empty() { b"/" } else { directory };
         self.stat(directory).map_or(true, |stat| stat.st_uid == rustix::process::geteuid().as_raw())
     }
 
-    /// INVAL where `path` is no link.
+    /// Returns the target of a link; fails with EINVAL if `path` is no link.
     pub(crate) fn link_text(self, path: &[u8]) -> Result<Vec<u8>, Errno> {
         let held = self.open(path, OFlags::PATH)?;
         match FileType::from_raw_mode(fstat(&held)?.st_mode) {
@@ -233,22 +238,22 @@ impl<'a> View<'a> {
     }
 }
 
-/// The root directory of the host, as this process sees it.
+/// Opens the root directory of the host, as this process sees it.
 pub(crate) fn open_host_root() -> Result<OwnedFd, Errno> {
     openat(CWD, c"/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// The components of a path, last one first.
+/// Returns the components of a path, last one first.
 fn components(path: &[u8]) -> Vec<Vec<u8>> {
     path.split(|b| *b == b'/').filter(|part| !part.is_empty()).rev().map(<[u8]>::to_vec).collect()
 }
 
-/// The path without its last component and the slash before it: empty for the root.
+/// Returns the path without its last component and the slash before it: empty for the root.
 pub(crate) fn parent(path: &[u8]) -> &[u8] {
     path.iter().rposition(|b| *b == b'/').map_or(&b""[..], |at| &path[..at])
 }
 
-/// The last component of a path.
+/// Returns the last component of a path.
 pub(crate) fn name(path: &[u8]) -> &[u8] {
     path.rsplit(|b| *b == b'/').next().unwrap_or(path)
 }
@@ -258,8 +263,8 @@ pub(crate) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     [directory, b"/", name].concat()
 }
 
-/// `path`, taken from `directory` where it is relative. Its `..` stay: what they mean
-/// depends on the links before them.
+/// Joins `path` to `directory` if it is relative. Its `..` stay, because their meaning depends on
+/// the links before them.
 pub(crate) fn at(directory: &[u8], path: &[u8]) -> Vec<u8> {
     if path.starts_with(b"/") { path.to_vec() } else { join(directory, path) }
 }
@@ -304,7 +309,8 @@ mod tests {
         assert_eq!(view.resolve(b"/file/x").unwrap().missing.unwrap(), b"/file");
     }
 
-    /// Root passes; the broker's threads have given that up.
+    /// Skipped for root, which can search the directory; the broker's threads have dropped that
+    /// capability.
     #[test]
     fn what_a_closed_directory_hides_is_said() {
         if rustix::process::geteuid().is_root() {

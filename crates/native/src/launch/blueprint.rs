@@ -1,5 +1,5 @@
-//! Everything a start needs, worked out before the fork: strings, identities,
-//! filters, rules, and the list of steps. Nothing of it is decided in the child.
+//! A prepared start: strings, identities, filters, rules and the list of steps. All of it is
+//! computed before the fork, so that the child decides nothing.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
@@ -28,30 +28,29 @@ use super::step::{ScratchEntry, Step, TempSize};
 /// A tree that only the run sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrivateTree {
-    /// As the run sees it.
+    /// Path of the tree in the run.
     pub path: PathBuf,
-    /// True where Landlock lets the command write there by itself. False where
-    /// something writable of the host's lies beneath: Landlock's rights reach
-    /// through mounts, so there every change must be made by the broker, and
-    /// letting a call continue would be refused by the kernel.
+    /// True if Landlock lets the command write there without the broker. False if something
+    /// writable of the host is beneath. Landlock's rights apply through mounts, so the broker must
+    /// make every change there; the kernel would refuse a call that is continued.
     pub floor_allows: bool,
 }
 
-/// A prepared start. Used once.
+/// A prepared start. It is used once.
 #[derive(Debug)]
 pub struct Blueprint {
     pub(super) level: Level,
     pub(super) steps: Vec<Step>,
-    /// How many of them are taken before the command's process is made.
+    /// Number of steps that are taken before the command's process is made.
     pub(super) alone: usize,
-    /// What runs within. Absent where the walls are to stand by themselves.
+    /// The command. Absent for a persistent sandbox.
     pub(super) command: Option<Command>,
     pub(super) walls: Whose,
-    /// What the command may do by itself; absent where there is none.
+    /// The command's rights without the broker; absent if there is no command.
     pub(super) ruleset: Option<Ruleset>,
     pub(super) init_filter: Program,
     pub(super) private_directory: Option<PrivateDirectory>,
-    /// Root is mapped by the caller; an ordinary user maps itself.
+    /// True if the caller maps root. An ordinary user maps itself.
     pub(super) mapped_by_caller: bool,
     /// Hidden paths, in the order of their watches.
     pub(super) hidden: Vec<PathBuf>,
@@ -61,30 +60,30 @@ pub struct Blueprint {
     abi: u32,
 }
 
-/// Whose namespaces a command runs in.
+/// The owner of the namespaces in which a command runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
-    /// Those that its own init makes.
+    /// The command's own init makes them.
     Own,
-    /// Those of walls that stand: the init of those is its reaper, and its own
-    /// parent stays outside.
+    /// They belong to a persistent sandbox. Its init reaps the command, and the command's parent
+    /// stays outside.
     Standing,
 }
 
 impl Blueprint {
-    /// Works out the start of `plan`. Opens what must be held, runs nothing.
+    /// Prepares the start of `plan`. It opens the needed descriptors and runs nothing.
     ///
     /// # Errors
-    /// [`LaunchError`] where the plan cannot be made real on this machine.
+    /// [`LaunchError`] if the plan cannot be carried out on this machine.
     pub fn prepare(plan: &Plan) -> Result<Self, LaunchError> {
         Self::prepare_with(plan, &Outfit::default())
     }
 
-    /// As [`prepare`](Self::prepare), with what the run is given besides.
+    /// As [`prepare`](Self::prepare), with launch options.
     ///
     /// # Errors
-    /// As [`prepare`](Self::prepare); also where the plan has its writes staged
-    /// at level full and there is no overlay, and for files at level restricted.
+    /// As [`prepare`](Self::prepare). Also if the plan stages its writes at level full without an
+    /// overlay, and for replaced files at level restricted.
     pub fn prepare_with(plan: &Plan, outfit: &Outfit) -> Result<Self, LaunchError> {
         if is_staged(plan) && outfit.overlay.is_none() && plan.level == Level::Full {
             return Err(LaunchError::Unfit("writes are staged at level full, and no stage is there".to_owned()));
@@ -134,12 +133,11 @@ impl Blueprint {
         })
     }
 
-    /// The same without the broker and without Landlock's refusals, which only
-    /// make sense together: what writing costs in the mounts alone. To measure
-    /// against; nothing that is shipped is built with it.
+    /// Removes the broker and Landlock's refusals, which only make sense together. The rest shows
+    /// the cost of writes in the mounts alone. For measurements; no release contains it.
     ///
     /// # Errors
-    /// Where the kernel has no Landlock.
+    /// If the kernel has no Landlock.
     #[cfg(feature = "measure")]
     pub fn unasked(mut self) -> Result<Self, LaunchError> {
         let filter = crate::filter::unasked_filter(self.level)?;
@@ -148,28 +146,28 @@ impl Blueprint {
         Ok(self)
     }
 
-    /// Trees that only the run sees, as it sees them.
+    /// Returns the trees that only the run sees, with their paths in the run.
     pub fn private_trees(&self) -> &[PrivateTree] {
         &self.private_trees
     }
 
-    /// Writable paths of the plan that do not exist: only what exists can be
-    /// attached, so there the root stays read-only.
+    /// Returns the writable paths of the plan that do not exist. Only existing paths can be
+    /// attached, so the root stays read-only there.
     pub fn missing(&self) -> &[PathBuf] {
         &self.missing
     }
 
-    /// What will be done, in order: name and description of each step.
+    /// Returns the name and description of each step, in order.
     pub fn steps(&self) -> impl Iterator<Item = (&'static str, String)> {
         self.steps.iter().map(|s| (s.name(), s.describe()))
     }
 
-    /// How many steps the init takes.
+    /// Returns the number of steps of the init.
     pub(super) fn step_count(&self) -> usize {
         self.steps.len()
     }
 
-    /// Name and description of the init's step `index`, for errors.
+    /// Returns the name and description of the init's step `index`, for errors.
     pub(super) fn step_text(&self, index: u32) -> (&'static str, String) {
         let index = index as usize;
         match self.steps.get(index) {
@@ -179,7 +177,7 @@ impl Blueprint {
         }
     }
 
-    /// Descriptors, beyond the sockets and streams, that the child needs.
+    /// Returns the descriptors that the child needs, beyond the sockets and streams.
     pub(super) fn held(&self) -> impl Iterator<Item = RawFd> {
         let rules = self.ruleset.iter().map(|rules| rules.as_fd());
         let walls = self.steps.iter().filter_map(|step| match step {
@@ -189,9 +187,9 @@ impl Blueprint {
         rules.chain(walls.flatten()).map(|fd| fd.as_raw_fd())
     }
 
-    /// What is enforced once every step was applied.
-    /// `ipv6` tells whether the run's own network has it, where there is one, and
-    /// `watched` whether openings of hidden paths are seen.
+    /// Returns the report on the layers that are enforced once every step was applied. `ipv6` is
+    /// true if the run's own network has IPv6, if there is one. `watched` is true if openings of
+    /// hidden paths are reported.
     pub(super) fn report(&self, wait_killable: bool, ipv6: Option<bool>, watched: bool) -> EnforcementReport {
         let mut layers: BTreeMap<String, LayerReport> = BTreeMap::new();
         for step in self.steps.iter().filter(|step| watched || !matches!(step, Step::Watch(_))) {
@@ -237,7 +235,7 @@ impl Blueprint {
                 "what is there is hidden; {paths} paths are not there, and not covered if they appear during the run"
             ),
         };
-        // At level restricted nothing is watched: Landlock refuses, and tells nobody.
+        // At level restricted there are no watches: Landlock refuses and reports nothing.
         if watched || self.hidden.is_empty() {
             let state = if self.uncovered == 0 { LayerState::Enforced } else { LayerState::Partial };
             return LayerReport { state, detail: covered };
@@ -283,7 +281,7 @@ fn seccomp_report(command: &Command, wait_killable: bool) -> LayerReport {
     }
 }
 
-/// What differs between the levels.
+/// The parts that differ between the levels.
 #[derive(Default)]
 pub(super) struct Parts {
     pub(super) steps: Vec<Step>,
@@ -297,13 +295,13 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Steps and nothing else.
+    /// Makes parts that consist of steps only.
     pub(super) fn of(steps: Vec<Step>) -> Self {
         Self { steps, ..Self::default() }
     }
 }
 
-/// The private tree of level full in which there is room for files.
+/// The private tree of level full that holds the run's own files.
 const OWN_FILES: &str = "/run";
 
 fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Result<Parts, LaunchError> {
@@ -321,7 +319,7 @@ fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Resul
     }
     steps.extend(merge_steps(&attachments));
     steps.extend([Step::Root { size }, Step::Scratch(scratch_entries(&attachments, outfit)?)]);
-    // As late as can be: meanwhile they are asked for.
+    // As late as possible, because the layers are requested meanwhile.
     steps.extend(outfit.borrows().then_some(Step::TakeLayers));
     let private_trees = private_trees(&attachments);
     let (mut hidden, mut watched) = (Vec::new(), Vec::new());
@@ -355,7 +353,7 @@ fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Resul
 /// Number of [`first_steps`].
 pub(super) const FIRST_STEPS: usize = 7;
 
-/// What level full always begins with, whatever the plan.
+/// Returns the steps with which level full always begins, whatever the plan.
 pub(super) fn first_steps(mapped_by_caller: bool) -> Result<[Step; FIRST_STEPS], LaunchError> {
     let identity = if mapped_by_caller { Step::AwaitIdentity } else { claim_identity()? };
     Ok([Step::Namespaces, identity, Step::KeyRing, Step::Network, Step::PrivateMounts, Step::Proc, Step::CopyRoot])
@@ -365,19 +363,20 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
     let files = &plan.profile.filesystem;
     let mut hidden = outfit.hidden_there(plan).into_owned();
     let uncovered = files.hide.len() - hidden.len();
-    // Nobody's files keep root from the disks. Walls around have few devices of their own.
+    // File permissions do not keep root from the disks. A surrounding sandbox has a few devices of
+    // its own.
     if !outfit.is_within_walls() {
         hidden.push(PathBuf::from("/dev"));
         hidden.extend(other_devices());
     }
     let reads = if hidden.is_empty() { 0 } else { access::READ_FILE };
-    // The broker connects on behalf; by itself the command reaches nobody.
+    // The broker connects on the command's behalf; the command itself cannot connect.
     let ports = match (abi >= 4, outfit.own_network) {
         (false, _) => 0,
         (true, true) => network::CONNECT_TCP,
         (true, false) => network::BIND_TCP | network::CONNECT_TCP,
     };
-    // A network around that is the place's own parts such names already.
+    // A surrounding network of the sandbox's own separates such names already.
     let abstract_names = if outfit.is_within_walls() { 0 } else { scope::ABSTRACT_UNIX_SOCKET };
     let scoped = if abi >= 6 { scope::SIGNAL | abstract_names } else { 0 };
     let handled = access::changing(abi) | reads;
@@ -422,9 +421,9 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
     })
 }
 
-/// Where a run without a view of its own writes as it likes.
+/// Directories in which a run without a mount namespace may write.
 struct Private {
-    /// Made for it, and removed with it.
+    /// Made for the run, and removed with it.
     directory: Option<PrivateDirectory>,
     steps: Vec<Step>,
     trees: Vec<PrivateTree>,
@@ -452,7 +451,7 @@ fn new_ruleset(abi: u32, handled: u64, ports: u64) -> Result<Ruleset, LaunchErro
     Ruleset::new(abi, handled, ports, scoped).map_err(LaunchError::Landlock)
 }
 
-/// Allows `rights` on what is at `path` now.
+/// Allows `rights` on the object that is at `path` now.
 pub(super) fn allow(ruleset: &Ruleset, path: &Path, rights: u64) -> Result<(), LaunchError> {
     use rustix::fs::{CWD, Mode, OFlags, openat};
     let why = |e: rustix::io::Errno| LaunchError::Path { path: path.to_owned(), why: e.to_string() };
@@ -460,12 +459,12 @@ pub(super) fn allow(ruleset: &Ruleset, path: &Path, rights: u64) -> Result<(), L
     ruleset.allow(object.as_fd(), rights).map_err(why)
 }
 
-/// Root with its powers maps itself from outside and can then give up its
-/// groups; everybody else may only map itself, without groups to set. A root that
-/// was mapped by an ordinary user may not change its groups, as that user may not
+/// Returns whether this process may map its user from outside. Root with its capabilities does so
+/// and can then drop its groups. Other users may only map themselves, without a right to set
+/// groups. A root user that an ordinary user has mapped may not change its groups either
 /// (user_namespaces(7), `/proc/self/setgroups`).
 pub(crate) fn may_map_for_others() -> bool {
-    // Nothing that this process does can change it.
+    // This process cannot change the result.
     static MAY: OnceLock<bool> = OnceLock::new();
     *MAY.get_or_init(|| {
         let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETFCAP;
@@ -501,7 +500,7 @@ pub(super) fn private_trees(attachments: &[Attachment]) -> Vec<PrivateTree> {
     trees
 }
 
-/// What the run's own filesystem holds before anything is attached.
+/// Returns the entries of the run's own filesystem before anything is attached.
 pub(super) fn scratch_entries(attachments: &[Attachment], outfit: &Outfit) -> Result<Vec<ScratchEntry>, LaunchError> {
     use ScratchEntry::{Directory, EmptyFile, File, Link};
     let roots: Vec<&Attachment> = attachments.iter().filter(|a| a.is_written()).collect();
@@ -555,15 +554,15 @@ pub(super) fn scratch_entries(attachments: &[Attachment], outfit: &Outfit) -> Re
     Ok(entries)
 }
 
-/// The placeholder `path` of a hidden file. In a directory that the run writes it cannot be
-/// opened: a program that keeps what it finds there, as `git commit -a` does, would take an
-/// empty file for the new content. Elsewhere it opens, and that is how it is noticed.
+/// Returns the placeholder `path` of a hidden file. In a writable directory of the run it cannot be
+/// opened, because `git commit -a`, for example, would commit an empty file. Elsewhere it can be
+/// opened, so that the opening is noticed.
 fn hidden_file(hidden: &Attachment, roots: &[&Attachment], path: CString) -> ScratchEntry {
     let is_in_root = |root: &&Attachment| hidden.path.as_bytes().starts_with(&[root.path.as_bytes(), b"/"].concat());
     if roots.iter().any(is_in_root) { ScratchEntry::ClosedFile(path) } else { ScratchEntry::EmptyFile(path) }
 }
 
-/// `/run` with the user's own directory, and the links by which some systems
+/// Returns the entries of `/run`: the user's own directory, and the links by which some systems
 /// find their programs.
 fn run_entries() -> Result<Vec<ScratchEntry>, LaunchError> {
     use ScratchEntry::{Directory, Link};
@@ -586,6 +585,6 @@ fn join(directory: &CStr, name: &CStr) -> CString {
     let mut bytes = directory.to_bytes().to_vec();
     bytes.push(b'/');
     bytes.extend_from_slice(name.to_bytes());
-    // Neither part holds a NUL: both come from C strings.
+    // Neither part contains a NUL, because both come from C strings.
     CString::new(bytes).unwrap_or_default()
 }

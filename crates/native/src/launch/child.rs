@@ -1,5 +1,5 @@
-//! What runs between clone and exec: the init, and in it the command. System
-//! calls on prepared data and nothing else: no allocation, no locks, no panics.
+//! The code between clone and exec: the init, and in it the command. It makes system calls on
+//! prepared data and nothing else: no allocation, no locks, no panics.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -23,28 +23,28 @@ use super::network;
 use super::own_writes::OwnWrites;
 use super::step::{Site, Step, verify_directory};
 
-/// What the init finds open when it starts.
+/// The descriptors that are open when the init starts.
 #[derive(Debug)]
 pub(super) struct Inherited<'a> {
     pub(super) control: BorrowedFd<'a>,
     pub(super) gate: BorrowedFd<'a>,
     pub(super) stdio: [BorrowedFd<'a>; 3],
-    /// Sorted numbers of all that must stay open.
+    /// Sorted numbers of all descriptors that must stay open.
     pub(super) keep: &'a [i32],
 }
 
-/// Exit code of an init that could not do its part; nobody looks at it.
+/// Exit code of an init that failed. No process reads it.
 const FAILED: i32 = 125;
-/// Exit code of a command that could not be executed (as shells have it).
+/// Exit code of a command that could not be executed, as in shells.
 const NOT_FOUND: i32 = 127;
 
-/// The init: builds, starts the command, supervises, cleans up.
+/// Runs the init: builds the sandbox, starts the command, supervises it and cleans up.
 pub(super) fn init(plan: &Blueprint, inherited: &Inherited<'_>) -> i32 {
     marks::set(INIT_MADE);
     let mut site = Site::new(inherited.control, plan.ruleset.as_ref());
     let inherited_mask = umask(Mode::empty());
     let mask = plan.command.as_ref().and_then(|command| command.umask).map_or(inherited_mask, Mode::from_raw_mode);
-    // The streams first: a step's descriptor must not get a number below 3.
+    // The streams are first, so that no descriptor of a step gets a number below 3.
     let cleared = descriptors::place_stdio(inherited.stdio).and_then(|()| descriptors::close_all_but(inherited.keep));
     if let Err(errno) = cleared {
         let _ = Message::StepFailed { index: 0, errno }.send(inherited.control, &[]);
@@ -53,8 +53,8 @@ pub(super) fn init(plan: &Blueprint, inherited: &Inherited<'_>) -> i32 {
     go_on(plan, &mut site, inherited.gate, mask, 0)
 }
 
-/// An init that is made before there is a plan: takes the steps that every plan
-/// begins with, then waits for the rest. The caller's end wakes it.
+/// Runs an init that is made before there is a plan. It takes the steps with which every plan
+/// begins and then waits for the plan. The end of the caller wakes it.
 pub(super) fn early_init(first: &[Step], control: BorrowedFd<'_>, gate: BorrowedFd<'_>) -> i32 {
     marks::set(INIT_MADE);
     let ruleset;
@@ -86,8 +86,8 @@ pub(super) fn early_init(first: &[Step], control: BorrowedFd<'_>, gate: Borrowed
     go_on(plan, &mut site, gate, mask, first.len())
 }
 
-/// The steps from number `done` on, and what comes after them. The command is
-/// made as soon as it can be, and gets ready beside the building.
+/// Takes the steps from number `done` on, then supervises. The command's process is made as early
+/// as possible, so that it prepares itself while the init builds.
 fn go_on(plan: &Blueprint, site: &mut Site<'_>, gate: BorrowedFd<'_>, mask: Mode, done: usize) -> i32 {
     let built = build(plan, site, gate, mask, done);
     match built.and_then(|child| supervise(plan, site.control, child.map(|child| child.pid), site)) {
@@ -100,7 +100,7 @@ fn go_on(plan: &Blueprint, site: &mut Site<'_>, gate: BorrowedFd<'_>, mask: Mode
     }
 }
 
-/// What failed: a step, or after them the making of the command, or the watch.
+/// The failed part: a step; after the steps, the start of the command; then the supervision.
 struct Failed {
     index: u32,
     errno: Errno,
@@ -117,8 +117,8 @@ fn build(
     let unmade = |errno| Failed { index: steps as u32, errno };
     take_steps(&plan.steps, done..plan.alone, site)?;
     if plan.command.as_ref().is_some_and(|program| program.terminal) {
-        // So the command's group has a parent in the session, and can be stopped by its
-        // terminal (setpgid(2): orphaned groups are not).
+        // The command's process group then has a parent in the session, so its terminal can stop
+        // it. Orphaned process groups cannot be stopped (setpgid(2)).
         setsid().map_err(unmade)?;
         take_terminal().map_err(unmade)?;
     }
@@ -129,12 +129,12 @@ fn build(
     let child = plan.command.as_ref().map(start).transpose().map_err(unmade)?;
     take_steps(&plan.steps, done.max(plan.alone)..steps, site)?;
     hand_over(site).map_err(unmade)?;
-    // A command that is gone has said why.
+    // If the command is gone, it has reported why.
     let _ = Message::Built { parts: Parts::default() }.send(word.as_fd(), &[]);
     Ok(child)
 }
 
-/// Tells the caller that the sandbox is built, and gives it what is its.
+/// Reports to the caller that the sandbox is built, and passes the caller's descriptors.
 fn hand_over(site: &Site<'_>) -> Result<(), Errno> {
     let network = site.network.as_ref();
     let all = [
@@ -161,7 +161,7 @@ fn hand_over(site: &Site<'_>) -> Result<(), Errno> {
 fn take_steps(steps: &[Step], which: Range<usize>, site: &mut Site<'_>) -> Result<(), Failed> {
     for (index, step) in steps.iter().enumerate().take(which.end).skip(which.start) {
         step.apply(site).map_err(|errno| Failed { index: index as u32, errno })?;
-        // A plan with more steps than marks has the first ones noted.
+        // Of a plan with more steps than marks, only the first steps are marked.
         if index < FIRST_STAGE {
             marks::set(index);
         }
@@ -169,15 +169,15 @@ fn take_steps(steps: &[Step], which: Range<usize>, site: &mut Site<'_>) -> Resul
     Ok(())
 }
 
-/// Waits for the command's end or word from the caller; whatever happens first,
-/// nothing of the run is left when this returns.
+/// Waits for the command's end or a message from the caller. When this returns, no other process of
+/// the run is left.
 fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, command: Option<Pid>, site: &Site<'_>) -> Result<(), Failed> {
     let unwatched = |errno| Failed { index: plan.steps.len() as u32 + 1, errno };
     let ends = fork_signals::child_end_descriptor().map_err(unwatched)?;
-    // Nothing but the way to the caller, the signal descriptor and what the
-    // clean-up needs stays open: an end of a pipe kept here would keep its
-    // reader waiting. And the watches: who closes them last waits for the
-    // kernel, and that should not be the caller.
+    // Only the socket to the caller, the signal descriptor and the descriptors for the clean-up
+    // stay open. The end of a pipe kept here would keep its reader waiting. The watches stay open
+    // as well: the last process to close them waits for the kernel, and that must not be the
+    // caller.
     let counts = plan.command.as_ref().is_some_and(|program| program.counts_writes);
     let writes = if counts { OwnWrites::open() } else { None };
     let mut keep = [
@@ -204,14 +204,14 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, command: Option<Pid>, si
     writes.iter().for_each(|writes| writes.tell(control));
     if let Some(ended) = ended {
         let _ = Message::Ended { ended, used: reap::children_used() }.send(control, &[]);
-        // Until the caller has let go of what it shares with us.
+        // Waits until the caller has released the objects that both processes share.
         while let Ok(Some(_)) | Err(Errno::PROTO | Errno::INTR) = Message::receive(control, true) {}
     }
     Ok(())
 }
 
-/// `None` where the caller is gone; without a command nothing else ends it. The
-/// wait has no time-out of its own: the caller's end always wakes it.
+/// Returns the command's end, or `None` if the caller is gone. Without a command, only the caller
+/// ends this loop. The wait has no time-out, because the end of the caller always wakes it.
 fn watch_over(
     (control, leads_session): (BorrowedFd<'_>, bool),
     ends: BorrowedFd<'_>,
@@ -222,7 +222,7 @@ fn watch_over(
         if let Some(ended) = reap_until((control, leads_session), command, writes) {
             return Some(ended);
         }
-        // Where nobody asks for sockets the control socket stands in.
+        // If there is no socket for requests, the control socket takes its slot.
         let third = asked.unwrap_or(control);
         let mut waited = [control, ends, third].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         match poll(&mut waited, None) {
@@ -231,7 +231,7 @@ fn watch_over(
         }
         let [from_caller, _, for_socket] = waited.map(|w| w.revents());
         if fork_signals::drain(ends) && leads_session {
-            // The kernel tells the leader of the session alone.
+            // The kernel signals only the session leader.
             let told = [Signal::HUP, Signal::CONT].map(Signal::as_raw);
             command.into_iter().for_each(|command| told.iter().for_each(|signal| reap::signal_group(command, *signal)));
         }
@@ -250,8 +250,8 @@ fn watch_over(
     }
 }
 
-/// Reaps all that have ended; the command's end, if it is among them. Of a command at a
-/// terminal the caller is told when it was stopped.
+/// Reaps all processes that have ended; returns the command's end if it is among them. If the
+/// command has a terminal, its stops are reported to the caller.
 fn reap_until(
     (control, leads_session): (BorrowedFd<'_>, bool),
     command: Option<Pid>,
@@ -259,11 +259,11 @@ fn reap_until(
 ) -> Option<Ended> {
     while let Ok(Some((pid, became))) = reap::reap_any() {
         match became {
-            // Its parent is gone: nobody else counts what it wrote.
+            // The parent is gone, so no other process counts these writes.
             Became::Ended(_) if Some(pid) != command => writes.into_iter().for_each(|writes| writes.tell(control)),
             _ if Some(pid) != command => {}
             Became::Ended(ended) => return Some(ended),
-            // A caller that is gone is noticed by the next wait.
+            // The next wait notices if the caller is gone.
             Became::Stopped(signal) if leads_session => drop(Message::Stopped { signal }.send(control, &[])),
             Became::Stopped(_) => {}
         }
@@ -279,12 +279,13 @@ fn end_everything(plan: &Blueprint, site: &Site<'_>) {
     remove_private_directory(plan, site);
 }
 
-/// Empties it by descriptor and takes its name away.
+/// Empties the private directory by its descriptor and removes its name.
 fn remove_private_directory(plan: &Blueprint, site: &Site<'_>) {
     let Some(directory) = &site.private_directory else { return };
     for step in &plan.steps {
         if let Step::PrivateDirectory { path, .. } = step {
-            // The run may have closed it. By its path: no descriptor leads through that.
+            // The run may have removed the permissions. By path, because a descriptor cannot reach
+            // through a closed directory.
             let _ = chmodat(CWD, path, Mode::RWXU, AtFlags::empty());
             cleanup::empty_directory(directory.as_fd());
             let _ = unlinkat(CWD, path, AtFlags::REMOVEDIR);
@@ -292,7 +293,7 @@ fn remove_private_directory(plan: &Blueprint, site: &Site<'_>) {
     }
 }
 
-/// The stages of the command, for errors: name and what it does.
+/// The stages of the command, for errors: name and description.
 pub(super) const STAGES: &[(&str, &str)] = &[
     ("session", "a session of its own, without the caller's terminal"),
     ("limits", "resource limits"),
@@ -306,26 +307,27 @@ pub(super) const STAGES: &[(&str, &str)] = &[
     ("handover", "hand the listener over"),
 ];
 
-/// Marks: the init's steps by their number, the command's stages from here on.
+/// Marks: a step of the init has its own number; the stages of the command begin here.
 pub(super) const FIRST_STAGE: usize = 400;
 /// The init was made.
 pub(super) const INIT_MADE: usize = 424;
 /// The init has made the command's process.
 pub(super) const COMMAND_MADE: usize = 420;
-/// The command heard that it may run, and executes.
+/// The command was released and executes its program.
 pub(super) const RELEASED: usize = 421;
 /// The init has seen the command's end.
 pub(super) const ENDED: usize = 422;
-/// Nothing is left but the init.
+/// No process but the init is left.
 pub(super) const REAPED: usize = 423;
 
-/// As if so many thousandths of what memory there is were the command's, beside what is.
+/// The `oom_score_adj` of the command, in thousandths of the memory: the kernel adds it to the
+/// command's actual use.
 const ENDS_BEFORE: (i32, &[u8]) = (200, b"200");
 
 /// The stage that waits for the init.
 const BUILDING: u32 = 5;
 
-/// The command, up to its exec.
+/// Runs the command up to its exec.
 fn command(
     plan: &Blueprint,
     program: &Command,
@@ -336,7 +338,7 @@ fn command(
 ) -> i32 {
     match prepare_command(plan, program, gate, built, ruleset, mask) {
         Ok(()) => {}
-        // The init has said what failed.
+        // The init has reported the failure.
         Err((BUILDING, _)) => return FAILED,
         Err((index, errno)) => {
             let _ = Message::StageFailed { index, errno }.send(gate, &[]);
@@ -348,14 +350,13 @@ fn command(
     }
     fork_signals::reset_for_exec();
     marks::set(RELEASED);
-    // What runs is what was shown (L5).
+    // The program that runs is the one that was shown (L5).
     let errno = exec::exec_first(&program.candidates, &program.arguments, &program.environment);
     let _ = Message::ExecFailed { errno }.send(gate, &[]);
     NOT_FOUND
 }
 
-/// Everything but the last stages needs nothing of what the init builds
-/// meanwhile.
+/// Prepares the command's process. Only the last stages depend on the init's concurrent building.
 fn prepare_command(
     plan: &Blueprint,
     program: &Command,
@@ -372,13 +373,13 @@ fn prepare_command(
         setrlimit(*resource, *limit).map_err(|e| (1, e))?;
     }
     if plan.level != Level::Full {
-        // Where it cannot be had the command goes on as well.
+        // If this fails, the command runs all the same.
         let _ = end_before_others();
     }
     done(1);
     umask(mask);
-    // 0 to 2 are the command's streams already. The init's end of `built` goes
-    // too: only so is its death heard.
+    // Descriptors 0 to 2 are the command's streams already. The init's end of `built` is closed
+    // too, because only then is the init's death noticed.
     let mut keep = [0, 1, 2, gate.as_raw(), built.as_raw(), ruleset.map_or(-1, |rules| rules.as_fd().as_raw())];
     keep.sort_unstable();
     let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
@@ -401,8 +402,8 @@ fn prepare_command(
     done(6);
     ruleset.ok_or(Errno::BADF).and_then(Ruleset::restrict_self).map_err(|e| (7, e))?;
     if plan.walls == Whose::Standing {
-        // Its domain keeps those beside it out from here on, and the broker must
-        // read what it executes.
+        // From here on, the Landlock domain protects this process from its neighbours. The broker
+        // must read the memory of this process.
         caps::make_transparent().map_err(|e| (7, e))?;
     }
     done(7);
@@ -412,9 +413,9 @@ fn prepare_command(
     ready.send(gate, &[listener.fd.as_fd()]).map_err(|e| (9, e))
 }
 
-/// Where memory runs out the kernel ends the command rather than who reports on it, which
-/// may be in the same group (proc_pid_oom_score_adj(5)). At level full it is not, and the
-/// root is being exchanged meanwhile.
+/// Raises the command's OOM score. If memory runs out, the kernel then kills the command rather
+/// than the process that reports on it. Both may be in the same group (proc_pid_oom_score_adj(5)).
+/// At level full they are not, and the root is being replaced meanwhile.
 fn end_before_others() -> Result<(), Errno> {
     let file = open(c"/proc/self/oom_score_adj", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let mut text = [0; 8];
@@ -423,16 +424,16 @@ fn end_before_others() -> Result<(), Errno> {
     if own.is_some_and(|own| own < ENDS_BEFORE.0) { rustix::io::write(&file, ENDS_BEFORE.1).map(drop) } else { Ok(()) }
 }
 
-/// In version 1 a thread that moves itself need not wait until all forks of the
-/// machine stand still, as one that is moved must (up to 15 ms). The caller
-/// opened the files: it is the one who needs the right to.
+/// Moves this process into its control groups. In version 1, moving another thread waits for a lock
+/// on all forks of the machine (up to 15 ms). A thread that moves itself need not wait. The caller
+/// has opened the files, because it has the permission.
 fn enter_groups(gate: BorrowedFd<'_>) -> Result<(), Errno> {
     let Some((Message::Groups, received)) = Message::receive(gate, true)? else { return Err(Errno::PROTO) };
     received.descriptors.iter().flatten().try_for_each(|file| rustix::io::write(file, b"0").map(drop))
 }
 
-/// Without a PID namespace of its own the init's end must take the command along.
-/// A terminal that another session has is refused by the kernel.
+/// Starts a session. Without a PID namespace of its own, the command must die with the init. The
+/// kernel refuses a terminal that another session controls.
 fn own_session(plan: &Blueprint, program: &Command) -> Result<(), Errno> {
     if program.terminal {
         lead_foreground()?;
@@ -442,7 +443,8 @@ fn own_session(plan: &Blueprint, program: &Command) -> Result<(), Errno> {
     if plan.level != Level::Full || plan.walls == Whose::Standing {
         let parent = getppid();
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // A parent outside has no number here; who has one was adopted.
+        // A parent outside this PID namespace has no number here. A process with a parent number
+        // was adopted.
         let is_adopted = plan.walls == Whose::Standing && parent.is_some();
         if is_adopted || getppid() != parent {
             return Err(Errno::SRCH);

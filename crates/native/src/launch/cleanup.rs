@@ -1,6 +1,6 @@
-//! Clean-up where no namespace does it: ends what descends from this process,
-//! and empties the run's private directory. Runs in the init after the command,
-//! under its filter: system calls only, bounded buffers on the stack.
+//! Clean-up without a PID namespace: kills the descendants of this process and empties the run's
+//! private directory. It runs in the init after the command, under the init's filter: system calls
+//! only, bounded buffers on the stack.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -12,15 +12,15 @@ use rustix::process::{Pid, Signal, getpid, kill_process};
 use stockade_sys::Errno;
 use stockade_sys::reap::reap_any;
 
-/// How long descendants are hunted before the rest is left to their fate.
+/// Time-out for killing descendants. After it, the rest is left running.
 const HUNT: Duration = Duration::from_secs(5);
-/// Directories deeper than this are left: they cost a stack frame each.
+/// Deeper directories are left, because each level needs a stack frame.
 const MAX_DEPTH: usize = 64;
 /// Bytes for one batch of directory entries.
 const BATCH: usize = 2048;
 
-/// Ends every process that descends from this one, which must be their
-/// subreaper: a killed child's children come here and are next.
+/// Kills every descendant of this process, which must be their subreaper. The children of a killed
+/// child are reparented to this process and are killed next.
 pub(super) fn end_descendants() {
     let give_up = Instant::now() + HUNT;
     loop {
@@ -53,8 +53,8 @@ fn kill_children() {
     }
 }
 
-/// The parent of the process with this directory in `/proc`. Its name stands in
-/// parentheses before it and may hold anything, hence the search from behind.
+/// Returns the parent of the process with this directory in `/proc`. The process name is in
+/// parentheses before the number and may contain any byte, so the search starts at the end.
 fn parent_of(proc: BorrowedFd<'_>, name: &CStr) -> Option<Pid> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let directory = openat(proc, name, flags, Mode::empty()).ok()?;
@@ -76,8 +76,8 @@ fn parse_number(bytes: &[u8]) -> Option<i32> {
         .try_fold(0_i32, |n, b| b.is_ascii_digit().then(|| n.checked_mul(10)?.checked_add(i32::from(b - b'0')))?)
 }
 
-/// Removes all that is in `directory`: by descriptor, following no link and
-/// crossing no mount. What is too deep stays.
+/// Removes the content of `directory`: by descriptor, without following links or crossing mounts.
+/// Entries that are too deep stay.
 pub(super) fn empty_directory(directory: BorrowedFd<'_>) {
     if let Ok(stat) = fstat(directory) {
         empty_level(directory, stat.st_dev, MAX_DEPTH);
@@ -108,8 +108,8 @@ fn empty_level(directory: BorrowedFd<'_>, device: u64, depth: usize) {
     }
 }
 
-/// Opens a directory of the run's own, its mode notwithstanding. Nobody else is
-/// alive to put a link in its place.
+/// Opens a directory of the run's own, whatever its mode. No other process is alive that could
+/// replace it by a link.
 fn open_own(directory: BorrowedFd<'_>, name: &CStr) -> Result<rustix::fd::OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let _ = chmodat(directory, name, Mode::RWXU, AtFlags::empty());

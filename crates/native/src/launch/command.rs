@@ -1,5 +1,5 @@
-//! What of a start belongs to the command alone: what it executes and with what,
-//! where, under which filter. The walls around it are steps of the init.
+//! The part of a start that concerns the command alone: program, arguments, environment, working
+//! directory, limits and filter. The init sets up the isolation around it by steps.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -20,33 +20,32 @@ use super::error::LaunchError;
 use super::layout::{Identity, c_string, is_staged};
 use super::outfit::Outfit;
 
-/// Where programs are looked for that are named without a directory, if nothing
-/// else is said.
+/// Default `PATH`: the directories to search for a program that is named without a directory.
 const OWN_PATH: &[u8] = b"/usr/local/bin:/usr/bin:/bin";
 
-/// A command, ready to be made a process.
+/// A command that is ready to become a process.
 #[derive(Debug)]
 pub(super) struct Command {
     pub(super) candidates: Vec<CString>,
     pub(super) arguments: StringList,
     pub(super) environment: StringList,
     pub(super) cwd: CString,
-    /// Absent where the directory is a private one, made anew, or staged.
+    /// Absent if the working directory is private, new or staged.
     pub(super) cwd_identity: Option<Identity>,
-    /// Whether what is a terminal of the standard streams becomes the controlling one.
+    /// True if a terminal among the standard streams becomes the controlling terminal.
     pub(super) terminal: bool,
-    /// Its file mode creation mask, where that is not the front's.
+    /// File mode creation mask, if it differs from the supervisor's.
     pub(super) umask: Option<u32>,
     pub(super) limits: Vec<(Resource, Rlimit)>,
-    /// Whether the init tells what was written by those that it reaps.
+    /// True if the init reports the bytes written by the processes that it has reaped.
     pub(super) counts_writes: bool,
     pub(super) filter: Program,
     pub(super) filter_size: FilterSize,
 }
 
 impl Command {
-    /// That of `plan`, which finds `candidates` to execute and has `own` as the
-    /// directory of files that it is given.
+    /// Makes the command of `plan`. `candidates` are the programs to try; `own` is the directory of
+    /// the files that the run is given.
     pub(super) fn new(
         plan: &Plan,
         candidates: Vec<CString>,
@@ -56,7 +55,8 @@ impl Command {
     ) -> Result<Self, LaunchError> {
         let mut environment = outfit.variables(plan, own);
         if let Some(directory) = temp {
-            // Without a view of its own the run must be told where to write.
+            // Without a mount namespace of its own, the run learns its temporary directory from a
+            // variable.
             environment.insert("TMPDIR".to_owned(), directory.to_owned().into());
         }
         let (filter, filter_size) = command_filter(
@@ -83,7 +83,7 @@ impl Command {
     }
 }
 
-/// What the command of a plan executes where it has nothing but what the plan says.
+/// Returns the program, arguments and environment of a plan, with no additions to the plan.
 pub(crate) fn image(plan: &Plan) -> Result<Image, LaunchError> {
     let candidates = candidates(plan)?;
     Ok(Image { candidates, arguments: words(plan)?, environment: variables(&plan.environment)? })
@@ -97,18 +97,18 @@ fn variables(environment: &BTreeMap<String, RawText>) -> Result<StringList, Laun
     string_list(environment.iter().map(|(k, v)| [k.as_bytes(), b"=", v.as_bytes()].concat()))
 }
 
-/// What to execute, in order: the name itself where it holds a slash, otherwise
-/// each directory of PATH that has it.
+/// Returns the paths to execute, in order. A name with a slash is the only one. Another name is
+/// looked up in each directory of PATH.
 pub(super) fn candidates(plan: &Plan) -> Result<Vec<CString>, LaunchError> {
-    // A relative directory means the command's own, not the caller's.
+    // A relative directory is relative to the command's working directory, not the caller's.
     let mut names = every_candidate(plan)?;
     let last = names.last().cloned();
     names.retain(|name| plan.cwd.as_path().join(std::ffi::OsStr::from_bytes(name.as_bytes())).metadata().is_ok());
-    // The kernel itself is to say that there is no such program.
+    // The kernel then reports that the program does not exist.
     if names.is_empty() { Ok(last.into_iter().collect()) } else { Ok(names) }
 }
 
-/// The same where the caller cannot see what is there.
+/// As [`candidates`], if the caller cannot see the files of the run: no path is left out.
 pub(super) fn every_candidate(plan: &Plan) -> Result<Vec<CString>, LaunchError> {
     let program = plan.argv.first().filter(|p| !p.as_bytes().is_empty());
     let program = program.ok_or_else(|| LaunchError::Unfit("there is no program to run".to_owned()))?;
@@ -124,10 +124,11 @@ pub(super) fn every_candidate(plan: &Plan) -> Result<Vec<CString>, LaunchError> 
         .collect()
 }
 
-/// A directory that is made anew for the run has no identity yet.
+/// Returns the device and inode of the working directory. A directory that is made for the run has
+/// none yet.
 pub(super) fn cwd_identity(plan: &Plan, private: &[PrivateTree]) -> Result<Option<Identity>, LaunchError> {
     let path = plan.cwd.as_path();
-    // An overlay's directories have numbers of their own.
+    // The directories of an overlay have device and inode numbers of their own.
     if is_staged(plan) && path.starts_with(plan.workspace.as_path()) {
         return Ok(None);
     }

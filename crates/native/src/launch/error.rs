@@ -1,4 +1,4 @@
-//! Why a sandbox could not be built, and the one thing to do about it.
+//! Errors of a start, with one hint each.
 
 use std::path::PathBuf;
 
@@ -6,11 +6,11 @@ use stockade_model::RawText;
 use stockade_sys::Errno;
 use stockade_sys::bpf::CompileError;
 
-/// Why an attempt did not start, or was lost. Where it did not start, nothing
-/// ran and nothing is left behind (L6).
+/// Error of an attempt that did not start or was lost. If it did not start, nothing ran and nothing
+/// is left behind (L6).
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// The plan asks for what cannot be given.
+    /// The plan needs a feature that is not available.
     #[error("{0}")]
     Unfit(String),
     /// A path of the plan cannot be used.
@@ -18,7 +18,7 @@ pub enum LaunchError {
     Path {
         /// The path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// Landlock is missing or too old for the level.
@@ -30,17 +30,17 @@ pub enum LaunchError {
     /// The child with its namespaces could not be made.
     #[error("cannot make the sandbox's process: {errno}")]
     Clone {
-        /// What the kernel said.
+        /// The kernel's error.
         errno: Errno,
-        /// Whether namespaces were asked for.
+        /// True if namespaces were requested.
         namespaces: bool,
     },
-    /// A system call of the caller's side failed.
+    /// A system call of the caller failed.
     #[error("cannot {what}: {errno}")]
     Call {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         errno: Errno,
     },
     /// A step inside failed.
@@ -48,21 +48,21 @@ pub enum LaunchError {
     Step {
         /// Name of the step.
         step: &'static str,
-        /// What it was to do.
+        /// Description of the step.
         detail: String,
-        /// What the kernel said.
+        /// The kernel's error.
         errno: Errno,
     },
-    /// It was not ready in time.
+    /// The sandbox was not ready in time.
     #[error("the sandbox was not ready after {0} ms")]
     TimedOut(u64),
-    /// Its processes died without a word.
+    /// The sandbox's processes died without a message.
     #[error("the sandbox's own process was killed from outside")]
     Lost,
 }
 
 impl LaunchError {
-    /// The one thing to do, if there is one.
+    /// Returns the hint for the user, if there is one.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Landlock(_) => Some(
@@ -82,7 +82,7 @@ impl LaunchError {
     }
 }
 
-/// Where a sandbox without namespaces is the way out, by name (L6).
+/// Hint for errors that a sandbox without namespaces avoids, by its name (L6).
 const RESTRICTED: &str = "or use `--level restricted`, which does without";
 
 fn namespace_hint(errno: Errno) -> String {

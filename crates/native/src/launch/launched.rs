@@ -1,5 +1,4 @@
-//! A sandbox that stands: held before its command's first instruction, then
-//! running, then ended.
+//! A sandbox that is built: held before its command's first instruction, then running, then ended.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -27,11 +26,11 @@ use super::restricted::PrivateDirectory;
 use super::times;
 use super::walls::Walls;
 
-/// How long the building of a sandbox may take.
+/// Time-out for the building of a sandbox.
 const READY_WITHIN: Duration = Duration::from_secs(10);
 
-/// The walls of level full that the init is made with. It makes the others
-/// itself, so that its caller need not wait for them.
+/// Namespaces of level full in which the init is created. The init makes the others itself, so that
+/// the caller need not wait for them.
 pub(super) const NAMESPACES: u64 = flags::NEW_USER | flags::NEW_PID;
 
 /// The command's descriptors 0, 1 and 2.
@@ -45,20 +44,19 @@ pub struct Stdio<'fd> {
     pub stderr: BorrowedFd<'fd>,
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExitReport {
-    /// How the command ended.
+    /// The end of the command.
     pub status: Ended,
-    /// What all its processes used.
+    /// Resources used by all its processes.
     pub usage: Usage,
-    /// Why no program could be executed, where none could: then nothing ran,
-    /// and `status` means nothing.
+    /// The error if no program could be executed. Then nothing ran, and `status` is meaningless.
     pub exec_errno: Option<Errno>,
 }
 
-/// Tells which hidden path was opened. Watch number `n` (from 1) of the inotify
-/// instance stands for `paths[n - 1]`; an event's name is a child of it.
+/// Reports the openings of hidden paths. Watch number `n` (from 1) of the inotify instance belongs
+/// to `paths[n - 1]`; the name in an event is a child of that path.
 #[derive(Debug)]
 pub struct HiddenReads {
     /// The inotify instance (non-blocking).
@@ -67,11 +65,11 @@ pub struct HiddenReads {
     pub paths: Vec<PathBuf>,
 }
 
-/// A sandbox whose command stands before its exec, or runs. Dropping it ends
-/// every process of it and waits for that.
+/// A sandbox with a command that is held before its exec, or runs. Dropping it kills every process
+/// in it and waits for their end.
 #[derive(Debug)]
 pub struct Launched {
-    /// Absent once it was waited for, or left to go.
+    /// Absent after the init was waited for or left to exit by itself.
     init: Option<OwnedFd>,
     init_pid: u32,
     control: OwnedFd,
@@ -90,16 +88,16 @@ pub struct Launched {
     released: Option<Instant>,
     ended: Option<ExitReport>,
     stopped: Option<i32>,
-    /// What the processes wrote that the init has reaped, where it counts that.
+    /// Bytes written by the processes that the init has reaped, if the init counts them.
     written: Option<u64>,
-    /// Why no program could be executed, once that is known.
+    /// The error if no program could be executed, once it is known.
     exec_errno: Option<Errno>,
-    // Removes what is left of it, after the processes are gone.
+    // Removes the rest of the directory after the processes are gone.
     _private_directory: Option<PrivateDirectory>,
 }
 
-/// A sandbox that is being built, by its own init: meanwhile the caller can do
-/// something else. Dropping it ends it.
+/// A sandbox that its own init is building, while the caller can do other work. Dropping it ends
+/// the sandbox.
 #[derive(Debug)]
 pub struct Launching {
     launched: Launched,
@@ -107,7 +105,7 @@ pub struct Launching {
     knows_groups: bool,
 }
 
-/// A blueprint, for this process alone or published to an early init.
+/// A blueprint, of this process alone or published to an early init.
 #[derive(Debug)]
 enum Held {
     Own(Box<Blueprint>),
@@ -126,33 +124,33 @@ impl Deref for Held {
 }
 
 impl Launching {
-    /// Trees that only the run sees, as it sees them.
+    /// Returns the trees that only the run sees, with their paths in the run.
     pub fn private_trees(&self) -> &[PrivateTree] {
         self.blueprint.private_trees()
     }
 
-    /// Those in which Landlock lets the command make what it likes.
+    /// Returns the private trees in which Landlock allows the command every change.
     pub(crate) fn floors(&self) -> impl Iterator<Item = PathBuf> {
         self.private_trees().iter().filter(|tree| tree.floor_allows).map(|tree| tree.path.clone())
     }
 
-    /// Writable paths of the plan that did not exist and so are not attached.
+    /// Returns the writable paths of the plan that did not exist and so are not attached.
     pub fn missing(&self) -> &[PathBuf] {
         self.blueprint.missing()
     }
 
-    /// Process id of the init, as the host sees it.
+    /// Returns the process ID of the init, as the host sees it.
     pub fn init_pid(&self) -> u32 {
         self.launched.init_pid
     }
 
-    /// Hands over layers that another process holds, those of `merged`. The init waits for them
-    /// where an outfit borrows any.
+    /// Passes the layers of `merged` that another process holds. The init waits for them if the
+    /// launch options borrow any.
     ///
     /// # Errors
-    /// [`LaunchError`], where they do not get there.
+    /// [`LaunchError`] if the layers cannot be passed.
     pub(crate) fn lend(&self, layers: &[OwnedFd], merged: &[MergedDirectory]) -> Result<(), LaunchError> {
-        // Here, while the init has much to do.
+        // Done here, because the init has much other work meanwhile.
         if let Some(rules) = &self.blueprint.ruleset {
             for (layer, merged) in layers.iter().zip(merged) {
                 let names = merged.directories.iter();
@@ -166,7 +164,8 @@ impl Launching {
             let is_last = rest.peek().is_none();
             let trees: Vec<BorrowedFd<'_>> = some.iter().map(AsFd::as_fd).collect();
             match (Message::Layers { is_last }).send(self.launched.control.as_fd(), &trees) {
-                // Its last word, why it is gone, is read by who waits for it.
+                // The init's last message, with the reason of its end, is read by the function that
+                // waits for it.
                 Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
                 Err(errno) => return Err(LaunchError::call("hand over the layers")(errno)),
                 Ok(()) if is_last => return Ok(()),
@@ -175,26 +174,27 @@ impl Launching {
         }
     }
 
-    /// Lets the command enter control groups: `entrances` are their files
-    /// `cgroup.procs` or `tasks`, open for writing. Once at most.
+    /// Lets the command enter control groups. `entrances` are their files `cgroup.procs` or
+    /// `tasks`, open for writing. May be called once.
     ///
     /// # Errors
-    /// [`LaunchError`], where there are more than a message carries.
+    /// [`LaunchError`] if there are more files than a message can carry.
     pub fn enter(&mut self, entrances: &[OwnedFd]) -> Result<(), LaunchError> {
         self.knows_groups = true;
         let entrances: Vec<BorrowedFd<'_>> = entrances.iter().map(OwnedFd::as_fd).collect();
         match Message::Groups.send(self.launched.gate.as_fd(), &entrances) {
-            // Its last word, why it is gone, is read by who waits for it.
+            // The init's last message, with the reason of its end, is read by the function that
+            // waits for it.
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
             Err(errno) => Err(LaunchError::call("hand over the control groups")(errno)),
         }
     }
 
-    /// Waits until the command stands before its first instruction. On an error
-    /// nothing ran and nothing is left behind.
+    /// Waits until the command is held before its first instruction. On an error nothing ran and
+    /// nothing is left behind.
     ///
     /// # Errors
-    /// [`LaunchError`] names the step and what the kernel said.
+    /// [`LaunchError`] names the step and the kernel's error.
     pub fn finish(mut self) -> Result<Launched, LaunchError> {
         if !self.knows_groups {
             self.enter(&[])?;
@@ -202,7 +202,7 @@ impl Launching {
         self.stand()
     }
 
-    /// As [`finish`](Self::finish), where there is no command to come.
+    /// As [`finish`](Self::finish), for a sandbox without a command.
     pub(super) fn stand(mut self) -> Result<Launched, LaunchError> {
         self.launched.await_ready(&self.blueprint)?;
         times::tell_building(&self.blueprint);
@@ -210,11 +210,11 @@ impl Launching {
     }
 }
 
-/// Builds the sandbox and stops before the command's first instruction. On an
-/// error nothing ran and nothing is left behind.
+/// Builds the sandbox and stops before the command's first instruction. On an error nothing ran and
+/// nothing is left behind.
 ///
 /// # Errors
-/// [`LaunchError`] names the step and what the kernel said.
+/// [`LaunchError`] names the step and the kernel's error.
 pub fn launch(blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launched, LaunchError> {
     begin(blueprint, stdio)?.finish()
 }
@@ -222,12 +222,12 @@ pub fn launch(blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launched, Launch
 /// Starts building the sandbox.
 ///
 /// # Errors
-/// [`LaunchError`], where not even its first process could be had.
+/// [`LaunchError`] if not even the first process could be made.
 pub fn begin(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
     let pair = || passing::pair().map_err(LaunchError::call("make a socket pair"));
     let ((control, control_inside), (gate, gate_inside)) = (pair()?, pair()?);
     let streams = [stdio.stdin, stdio.stdout, stdio.stderr];
-    // 0, 1 and 2 are taken by the streams before anything else is done.
+    // The streams get 0, 1 and 2 before anything else is done.
     let mut keep: Vec<RawFd> = vec![0, 1, 2, control_inside.as_raw_fd(), gate_inside.as_raw_fd()];
     keep.extend(blueprint.held());
     keep.sort_unstable();
@@ -250,10 +250,10 @@ pub fn begin(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launching, La
     Ok(Launching { launched, blueprint: Held::Own(Box::new(blueprint)), knows_groups: false })
 }
 
-/// Goes on with an init that was made early.
+/// Continues with an init that was made early.
 ///
 /// # Errors
-/// [`LaunchError`] as [`Launching::finish`].
+/// [`LaunchError`] as for [`Launching::finish`].
 pub(super) fn begin_early(
     (init, control, gate): (Child, OwnedFd, OwnedFd),
     blueprint: &'static Blueprint,
@@ -264,14 +264,15 @@ pub(super) fn begin_early(
     let rules = blueprint.ruleset.as_ref().ok_or(LaunchError::Lost)?;
     let descriptors = [stdio.stdin, stdio.stdout, stdio.stderr, rules.as_fd()];
     match (Message::Plan { umask }).send(launched.control.as_fd(), &descriptors) {
-        // Its last word, why it is gone, is read by who waits for it.
+        // The init's last message, with the reason of its end, is read by the function that waits
+        // for it.
         Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
         Err(errno) => return Err(LaunchError::call("hand over the plan")(errno)),
     }
     Ok(Launching { launched, blueprint: Held::Published(blueprint), knows_groups: false })
 }
 
-/// Writes the identity maps of a root that keeps its number inside.
+/// Writes the identity maps of a root user that keeps its number inside.
 pub(super) fn map_identity(init: u32, control: BorrowedFd<'_>) -> Result<(), LaunchError> {
     let map = |kind: &str, id: u32| {
         let file = format!("/proc/{init}/{kind}");
@@ -316,99 +317,99 @@ impl Launched {
         }
     }
 
-    /// The init's number, as the caller sees it.
+    /// Returns the process ID of the init, as the caller sees it.
     pub fn init_pid(&self) -> u32 {
         self.init_pid
     }
 
-    /// Readable when the command has ended (or the init was lost): then
-    /// [`try_wait`](Self::try_wait) has the answer.
+    /// Returns a descriptor that is readable when the command has ended or the init was lost. Then
+    /// [`try_wait`](Self::try_wait) returns the result.
     pub fn end_fd(&self) -> BorrowedFd<'_> {
         self.control.as_fd()
     }
 
-    /// The descriptor on which trapped system calls arrive. Somebody must serve
-    /// it from [`release`](Self::release) on: the exec itself is the first.
+    /// Returns the descriptor on which trapped system calls arrive. The caller must serve it from
+    /// [`release`](Self::release) on, because the exec itself is the first call.
     pub fn take_listener(&mut self) -> Option<OwnedFd> {
         self.listener.take()
     }
 
-    /// False where a signal disturbs a question that is being thought about
-    /// (kernel before 5.19): then nothing may be held for long.
+    /// Returns false if a signal interrupts a held call (kernel before 5.19). Then no call may be
+    /// held for long.
     pub fn wait_killable(&self) -> bool {
         self.wait_killable
     }
 
-    /// The filesystem that holds the private temp at level full, and so all that
-    /// is told of its space. Holding it keeps its memory.
+    /// Returns the filesystem that holds the private temporary directory at level full. All reports
+    /// on its space describe this filesystem. An open descriptor keeps its memory allocated.
     pub fn take_temp(&mut self) -> Option<OwnedFd> {
         self.temp.take()
     }
 
-    /// Tells when a hidden path is opened, where there are any.
+    /// Returns the reports on openings of hidden paths, if there are hidden paths.
     pub fn take_hidden_reads(&mut self) -> Option<HiddenReads> {
         self.hidden_reads.take()
     }
 
-    /// What of the run's own network is the caller's, at level full.
+    /// Returns the caller's sockets of the run's network, at level full.
     pub fn take_network(&mut self) -> Option<NetworkEnds> {
         self.network.take()
     }
 
-    /// What others can enter, where it stands by itself.
+    /// Returns the namespaces that later commands enter, for a persistent sandbox.
     pub(super) fn take_walls(&mut self) -> Option<Walls> {
         self.walls.take()
     }
 
-    /// Whether the directory of this number in [`Outfit::merged`](super::Outfit::merged)
-    /// could not be merged: then it is read-only.
+    /// Returns whether the directory of this number in [`Outfit::merged`](super::Outfit::merged)
+    /// could not be merged. It is then read-only.
     pub fn is_unmerged(&self, index: usize) -> bool {
         self.unmerged >> index & 1 == 1
     }
 
-    /// What the kernel really took.
+    /// Returns the report on the layers that the kernel enforces.
     pub fn report(&self) -> &EnforcementReport {
         &self.report
     }
 
-    /// Trees that only the run sees, as it sees them.
+    /// Returns the trees that only the run sees, with their paths in the run.
     pub fn private_trees(&self) -> &[PrivateTree] {
         &self.private_trees
     }
 
-    /// Writable paths of the plan that did not exist and so are not attached.
+    /// Returns the writable paths of the plan that did not exist and so are not attached.
     pub fn missing(&self) -> &[PathBuf] {
         &self.missing
     }
 
-    /// The file mode creation mask with which the command starts.
+    /// Returns the file mode creation mask with which the command starts.
     pub fn umask(&self) -> u32 {
         self.umask
     }
 
-    /// Lets the command go to its exec.
+    /// Lets the command execute its program.
     ///
     /// # Errors
-    /// [`LaunchError::Lost`] where the sandbox died while it was held.
+    /// [`LaunchError::Lost`] if the sandbox died while it was held.
     pub fn release(&mut self) -> Result<(), LaunchError> {
         self.released = Some(Instant::now());
         Message::Go.send(self.gate.as_fd(), &[]).map_err(|_| LaunchError::Lost)
     }
 
-    /// The end, if it has come.
+    /// Returns the end of the run, if it has ended.
     ///
     /// # Errors
-    /// [`LaunchError::Lost`] where the init was killed from outside: all its
-    /// processes are gone, what they had done is unknown.
+    /// [`LaunchError::Lost`] if the init was killed from outside. All its processes are gone, and
+    /// their effects are unknown.
     pub fn try_wait(&mut self) -> Result<Option<ExitReport>, LaunchError> {
         self.wait(Duration::ZERO)
     }
 
-    /// Waits for the end, at most so long. When it answers with a report, no
-    /// process of the run is left.
+    /// Waits for the end of the run, for at most this time. When it returns a report, no process of
+    /// the run is left.
     ///
     /// # Errors
-    /// [`LaunchError::Lost`] as in [`try_wait`](Self::try_wait).
+    /// [`LaunchError::Lost`] as for [`try_wait`](Self::try_wait).
     pub fn wait(&mut self, at_most: Duration) -> Result<Option<ExitReport>, LaunchError> {
         let deadline = Instant::now() + at_most;
         while self.ended.is_none() {
@@ -429,23 +430,23 @@ impl Launched {
         Ok(self.ended)
     }
 
-    /// The signal by which the command was stopped since this was last asked.
+    /// Returns the signal that has stopped the command since the last call.
     pub(crate) fn was_stopped(&mut self) -> Option<i32> {
         self.stopped.take()
     }
 
-    /// What the processes wrote that have ended and been reaped by the init, where it counts
-    /// that: with a small limit of the disk.
+    /// Returns the bytes written by the processes that the init has reaped. The init counts them
+    /// only if the limit of the disk is small.
     pub(crate) fn written_by_ended(&self) -> Option<u64> {
         self.written
     }
 
-    /// The init, until it is let go.
+    /// Returns the init, until it is left to exit by itself.
     pub(crate) fn init(&self) -> Option<BorrowedFd<'_>> {
         self.init.as_ref().map(AsFd::as_fd)
     }
 
-    /// Whether the end has been seen.
+    /// Returns whether the end has been received.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.is_some()
     }
@@ -455,15 +456,14 @@ impl Launched {
         let _ = Message::Signal(signal).send(self.control.as_fd(), &[]);
     }
 
-    /// Ends the command now, and with it everything in the sandbox. The end is
-    /// still reported.
+    /// Kills the command now, and with it every process in the sandbox. The end is still reported.
     pub fn kill(&self) {
         self.signal(Signal::KILL.as_raw());
     }
 
-    /// Leaves to the kernel what it cannot end, and ends all else: an init that
-    /// waits for such a command lets its other processes live. Without a PID
-    /// namespace the init alone can do that, and goes on trying.
+    /// Leaves an unkillable command to the kernel and kills all other processes. Otherwise an init
+    /// that waits for such a command would let its other processes live. Without a PID namespace
+    /// only the init can do that, and it goes on trying.
     pub(crate) fn abandon(&self) {
         if let (Some(init), Level::Full) = (&self.init, self.report.level) {
             let _ = pidfd_send_signal(init, Signal::KILL);
@@ -483,12 +483,12 @@ impl Launched {
         self.ended = Some(ExitReport { status: ended, usage, exec_errno: self.exec_errno });
     }
 
-    /// The way to the command before its exec: it hangs up when its program runs.
+    /// Returns the socket to the command before its exec. The peer hangs up when the program runs.
     pub(crate) fn duplicate_gate(&self) -> Result<OwnedFd, Errno> {
         rustix::io::fcntl_dupfd_cloexec(&self.gate, 3)
     }
 
-    /// Whether the command said that no program could be executed.
+    /// Returns whether the command has reported that no program could be executed.
     pub(crate) fn failed_to_execute(&mut self) -> bool {
         if let Ok(Some((Message::ExecFailed { errno }, _))) = Message::receive(self.gate.as_fd(), false) {
             self.exec_errno = Some(errno);
@@ -501,10 +501,11 @@ impl Launched {
         LaunchError::Lost
     }
 
-    /// Waits until the command stands before its exec, or for word of why not.
+    /// Waits until the command is held before its exec, or for a message with the reason of a
+    /// failure.
     fn await_ready(&mut self, blueprint: &Blueprint) -> Result<(), LaunchError> {
         let deadline = Instant::now() + READY_WITHIN;
-        // Without a command nobody is behind the gate.
+        // Without a command the gate has no peer.
         let spoken_to = if blueprint.command.is_some() { 2 } else { 1 };
         let (mut gone, mut built, mut taken, mut ready) = (false, false, None, None);
         loop {
@@ -523,7 +524,7 @@ impl Launched {
                     }
                     Ok(Some((Message::Standing, received))) => {
                         self.walls = Some(Walls::of(received.descriptors).ok_or(LaunchError::Lost)?);
-                        // No command is to come.
+                        // No command will come.
                         ready = Some(true);
                     }
                     Ok(Some((Message::StepFailed { index, errno }, _))) => {
@@ -534,7 +535,7 @@ impl Launched {
                         let (step, detail) = STAGES.get(index as usize).copied().unwrap_or(("command", "start"));
                         return Err(LaunchError::Step { step, detail: detail.to_owned(), errno });
                     }
-                    // The reason may still stand in the other socket: look once more.
+                    // The reason may still be in the other socket: read once more.
                     Ok(None) | Err(Errno::PROTO | Errno::PIPE) if gone => return Err(LaunchError::Lost),
                     Ok(None) => gone = true,
                     Ok(Some(_)) | Err(_) => {}
@@ -555,7 +556,7 @@ impl Launched {
         }
     }
 
-    /// Takes what the init handed over.
+    /// Takes over the descriptors from the init.
     fn take_parts(&mut self, parts: Parts, descriptors: [Option<OwnedFd>; MAX_DESCRIPTORS], blueprint: &Blueprint) {
         let mut descriptors = descriptors.into_iter();
         let mut next = |part| if parts.has(part) { descriptors.next().flatten() } else { None };
@@ -573,10 +574,10 @@ impl Launched {
         });
     }
 
-    /// Ends the init, and with it everything. One that has reported the end has
-    /// nothing left but to go, which it does when its caller hangs up. With a
-    /// PID namespace the kernel ends the others; without, the init does, also
-    /// when its caller hangs up, and is given time for it.
+    /// Ends the init and every process of the run. An init that has reported the end only has to
+    /// exit, and exits when its caller hangs up. With a PID namespace the kernel kills the other
+    /// processes. Without one the init kills them, also when its caller hangs up, and gets time for
+    /// it.
     fn end_now(&mut self) {
         let Some(init) = self.init.take() else { return };
         if self.ended.is_some() || self.report.level != Level::Full {

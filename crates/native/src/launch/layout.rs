@@ -1,8 +1,8 @@
-//! What of the filesystem a run sees, as an ordered list of attachments over a
-//! read-only copy of the host's root. Pure but for looking at the host's tree.
+//! The filesystem view of a run, as an ordered list of attachments over a read-only copy of the
+//! host's root. The code only reads the host's tree and changes nothing.
 //!
-//! Every path gets one nature; deeper paths override shallower ones, and a path
-//! whose nature is what it would have anyway is not attached at all.
+//! Every path gets one nature. Deeper paths override shallower ones. A path is not attached if its
+//! nature changes nothing.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr};
@@ -22,13 +22,12 @@ use super::presence::Presence;
 /// Most first-level names of a hidden directory that are shown as placeholders.
 const MAX_PLACEHOLDERS: usize = 256;
 
-/// Trees that only the run sees: where, and under which name in the run's own
-/// temporary filesystem.
+/// Trees that only the run sees: path, and name in the run's own temporary filesystem.
 pub(crate) const PRIVATE: &[(&str, &CStr)] =
     &[("/tmp", c"tmp"), ("/var/tmp", c"vartmp"), ("/run", c"run"), ("/dev/shm", c"shm")];
 
-/// What of the kernel's files is covered: secrets of the host, or of its
-/// kernel, or switches, whose modes alone would protect them from root.
+/// Covered kernel files. They are secrets of the host or of its kernel, or switches, and only their
+/// modes would protect them from root.
 pub(super) const KERNEL_MASKS: &[&str] = &[
     "/proc/acpi",
     "/proc/kallsyms",
@@ -46,78 +45,79 @@ pub(super) const KERNEL_MASKS: &[&str] = &[
     "/sys/kernel/tracing",
 ];
 
-/// What a path is inside.
+/// The kind of mount at a path inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Nature {
-    /// A fresh writable directory of this name in the run's own filesystem.
+    /// A new writable directory of this name in the run's own filesystem.
     Private(&'static CStr),
-    /// The few devices.
+    /// A small set of devices.
     Devices,
     /// The host's object, writable.
     Writable,
-    /// The host's directory, beneath what the run writes in it.
+    /// The host's directory as the lower directory of an overlay for the run's writes.
     Staged,
     /// The host's directory, writable as a private one is.
     Kept,
-    /// The host's directory, beneath what the runs of the workspace write in it.
+    /// The host's directory as the lower directory of an overlay for the writes of the workspace's
+    /// runs.
     Merged(Box<Merged>),
-    /// The host's object, read-only within something writable.
+    /// The host's object, read-only within a writable tree.
     Readable,
-    /// The host's object, to be seen where a tree starts empty, or with
-    /// `even_hidden` where it is hidden otherwise. Read-only.
+    /// The host's object, read-only, shown in a tree that starts empty. With `even_hidden` it is
+    /// also shown in a hidden directory.
     Visible { even_hidden: bool },
-    /// A placeholder instead of what is there: hidden from the run.
+    /// A placeholder that hides the host's object from the run.
     Hidden(Vec<(CString, bool)>),
-    /// An empty object instead of a kernel file.
+    /// An empty object that covers a kernel file.
     Masked,
-    /// A file that the run is given, by its number, instead of the host's.
+    /// A provided file, by its number, that covers the host's file.
     Provided(usize),
-    /// An object that the host has elsewhere.
+    /// An object from another path of the host.
     Brought { from: PathBuf, writable: bool },
 }
 
 /// Most directories that are merged in one run.
 pub(crate) const MAX_MERGED: usize = 16;
 
-/// What is merged with a directory.
+/// The overlay over a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Merged {
-    /// Which of all.
+    /// Index among the merged directories.
     pub(super) index: usize,
-    /// Absent where another process holds it.
+    /// Absent if another process holds the overlay.
     pub(super) overlay: Option<Overlay>,
-    /// Directories in it that the command may change by itself. Without any, and without
-    /// single files that only the broker changes, it is all of it.
+    /// Directories in it that the command may change without the broker. `files` are single files
+    /// that only the broker changes. If both are empty, the command may change the whole directory.
     pub(super) directories: Vec<CString>,
     pub(super) files: Vec<CString>,
 }
 
 impl Merged {
-    /// Whether all of it may be changed.
+    /// Returns whether the whole directory may be changed.
     pub(super) fn is_whole(&self) -> bool {
         self.directories.is_empty() && self.files.is_empty()
     }
 }
 
-/// A directory of the host that is seen beneath what runs write in it.
+/// A directory of the host that is the lower directory of an overlay for the runs' writes.
 #[derive(Clone, Debug)]
 pub struct MergedDirectory {
-    /// Where the host has it, links not followed.
+    /// Path on the host; links are not followed.
     pub directory: PathBuf,
-    /// Where what is written waits, where the run mounts it. Absent where another process holds
-    /// it, and lends a copy of the mount.
+    /// Upper directory for the writes, if the run mounts the overlay. Absent if another process
+    /// holds the overlay and lends a copy of the mount.
     pub overlay: Option<Overlay>,
-    /// Names of directories in it that may be changed. Where neither these nor `files`
-    /// name anything, all of it may be.
+    /// Names of directories in it that may be changed. If both this and `files` are empty, the
+    /// whole directory may be changed.
     pub directories: Vec<String>,
     /// Names of files in it that may be changed.
     pub files: Vec<String>,
-    /// Directories in it that are seen as the host has them.
+    /// Directories in it that are shown as on the host.
     pub shown: Vec<PathBuf>,
 }
 
 impl MergedDirectory {
-    /// Whether all of it may be changed.
+    /// Returns whether the whole directory may be changed.
     pub(crate) fn is_whole(&self) -> bool {
         self.directories.is_empty() && self.files.is_empty()
     }
@@ -130,14 +130,14 @@ impl MergedDirectory {
     }
 }
 
-/// A directory at its path, links not followed, as the object it was.
+/// A directory at its path, links not followed, with its device and inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Spot {
     pub(super) path: CString,
     pub(super) identity: Identity,
 }
 
-/// Where an overlay keeps what is written.
+/// Upper and work directory of an overlay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overlay {
     pub(super) upper: Spot,
@@ -145,10 +145,10 @@ pub struct Overlay {
 }
 
 impl Overlay {
-    /// Both directories must be on one filesystem, in reach of nobody else.
+    /// Makes an overlay of two directories on one filesystem that no other user can reach.
     ///
     /// # Errors
-    /// [`LaunchError::Path`] where one of them is not there.
+    /// [`LaunchError::Path`] if one of them does not exist.
     pub fn new(upper: &Path, work: &Path) -> Result<Self, LaunchError> {
         Ok(Self { upper: Spot::of(upper)?, work: Spot::of(work)? })
     }
@@ -163,41 +163,40 @@ impl Spot {
     }
 }
 
-/// Which object a path meant when the plan was looked at.
+/// Device and inode of the object that a path named when the plan was examined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) device: u64,
     pub(super) inode: u64,
 }
 
-/// One thing to attach.
+/// One object to attach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Attachment {
-    /// Absolute, for people and for opening on the host.
+    /// Absolute path, for display and for opening on the host.
     pub(super) path: CString,
-    /// Where the host has it, for [`Nature::Brought`].
+    /// Path on the host, for [`Nature::Brought`].
     pub(super) source: Option<CString>,
     pub(super) nature: Nature,
     pub(super) directory: bool,
     pub(super) identity: Identity,
-    /// Directories to make first, relative to the run's own filesystem, and at
-    /// last the target itself: where the path lies in a tree that starts empty.
+    /// Directories to make first, relative to the run's own filesystem; the last is the target
+    /// itself. Used if the path is in a tree that starts empty.
     pub(super) scaffold: Vec<CString>,
-    /// For [`Nature::Hidden`] and [`Nature::Provided`]: its name in the run's own
-    /// filesystem.
+    /// Name in the run's own filesystem, for [`Nature::Hidden`] and [`Nature::Provided`].
     pub(super) placeholder: CString,
-    /// For [`Nature::Private`]: nothing writable of the host's lies beneath, so
-    /// the kernel alone can tell the run's own files from others.
+    /// For [`Nature::Private`]: nothing writable of the host is beneath, so the kernel alone can
+    /// distinguish the run's own files from others.
     pub(super) floor_allows: bool,
 }
 
 impl Attachment {
-    /// Whether the run can change what is there.
+    /// Returns whether the run can change the object.
     pub(super) fn is_written(&self) -> bool {
         is_written(&self.nature)
     }
 
-    /// The path without its leading slash, to be looked up beneath a root.
+    /// Returns the path without its leading slash, for a lookup beneath a root.
     pub(super) fn relative(&self) -> &CStr {
         CStr::from_bytes_with_nul(&self.path.as_bytes_with_nul()[1..]).unwrap_or(c"")
     }
@@ -206,17 +205,17 @@ impl Attachment {
 /// The whole view.
 #[derive(Debug)]
 pub(super) struct Layout {
-    /// Shallow before deep.
+    /// Shallow paths before deep ones.
     pub(super) attachments: Vec<Attachment>,
-    /// Writable paths of the plan that do not exist, and granted files whose names the
-    /// broker changes on the host.
+    /// Writable paths of the plan that do not exist, and granted files with names that the broker
+    /// changes on the host.
     pub(super) missing: Vec<PathBuf>,
-    /// How many paths to hide do not exist: what is not there cannot be covered.
+    /// Number of paths to hide that do not exist. A path that does not exist cannot be covered.
     pub(super) uncovered: usize,
 }
 
-/// Works out the view for `plan`; `program` is what will be executed, if it
-/// exists, `outfit` what it is given besides.
+/// Computes the view for `plan`. `program` is the program to execute, if it exists; `outfit` holds
+/// the launch options.
 pub(super) fn layout(plan: &Plan, program: Option<&Path>, outfit: &Outfit) -> Result<Layout, LaunchError> {
     let mut natures: BTreeMap<PathBuf, Nature> = BTreeMap::new();
     for (path, name) in PRIVATE {
@@ -278,8 +277,8 @@ pub(super) fn layout(plan: &Plan, program: Option<&Path>, outfit: &Outfit) -> Re
     Ok(Layout { attachments: attachments(natures)?, missing, uncovered })
 }
 
-/// Where a file is put that the run is given: in the place of what is there, which
-/// must be a file.
+/// Returns the canonical path at which a provided file is attached. It covers an existing object,
+/// which must be a file.
 pub(super) fn provided_at(path: &Path) -> Result<PathBuf, LaunchError> {
     let why = |why: String| LaunchError::Path { path: path.to_owned(), why };
     let real = path.canonicalize().map_err(|e| why(format!("no file is there to be replaced inside: {e}")))?;
@@ -289,10 +288,11 @@ pub(super) fn provided_at(path: &Path) -> Result<PathBuf, LaunchError> {
     Ok(real)
 }
 
-/// Keeps what changes something, and says where each thing goes.
+/// Keeps the attachments that change the view, and adds how each is attached.
 pub(super) fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Attachment>, LaunchError> {
     let mut kept: Vec<(PathBuf, Attachment)> = Vec::new();
-    // Those around the last one kept, in `kept`: what lies in a path comes right after it.
+    // Indices in `kept` of the objects around the last one kept. The paths within a path come
+    // directly after it.
     let mut outer: Vec<usize> = Vec::new();
     for (path, nature) in natures {
         while outer.last().and_then(|index| kept.get(*index)).is_some_and(|(outer, _)| !path.starts_with(outer)) {
@@ -307,7 +307,7 @@ pub(super) fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Atta
             Nature::Brought { from, .. } => Some(from.as_path()),
             _ => None,
         };
-        // Within what is brought from elsewhere it is found there.
+        // An object within a brought tree is looked up at its source on the host.
         let brought = around.and_then(|(outer, a)| match &a.nature {
             Nature::Brought { from, .. } => Some(from.join(path.strip_prefix(outer).ok()?)),
             _ => None,
@@ -348,13 +348,12 @@ pub(super) fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Atta
         .collect())
 }
 
-/// Whether the run can change it, by way of the broker.
+/// Returns whether the run can change the object through the broker.
 fn is_written(nature: &Nature) -> bool {
     matches!(nature, Nature::Writable | Nature::Staged | Nature::Brought { writable: true, .. })
 }
 
-/// Whether what is written in the workspace shall wait beside it, and anything
-/// can be written there at all.
+/// Returns whether writes in the workspace are staged, and anything there can be written at all.
 pub(crate) fn is_staged(plan: &Plan) -> bool {
     let files = &plan.profile.filesystem;
     files.stage && files.write.iter().any(|root| plan.workspace.as_path().starts_with(root.as_path()))
@@ -362,8 +361,8 @@ pub(crate) fn is_staged(plan: &Plan) -> bool {
 
 fn is_redundant(nature: &Nature, around: &Nature) -> bool {
     match nature {
-        // In a stage the broker alone keeps protected names: a name that is
-        // granted later must lead into the stage as well.
+        // In a stage only the broker protects names, because a name that is granted later must lead
+        // into the stage as well.
         Nature::Readable => !matches!(around, Nature::Writable),
         Nature::Visible { even_hidden } => match around {
             Nature::Private(_) | Nature::Merged(_) => false,
@@ -371,15 +370,15 @@ fn is_redundant(nature: &Nature, around: &Nature) -> bool {
             _ => true,
         },
         Nature::Writable => is_written(around),
-        // What starts empty holds nothing to hide.
+        // A tree that starts empty holds nothing to hide.
         Nature::Hidden(_) => matches!(around, Nature::Private(_) | Nature::Devices | Nature::Hidden(_)),
         Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Staged => false,
         Nature::Provided(_) | Nature::Brought { .. } | Nature::Kept | Nature::Merged(_) => false,
     }
 }
 
-/// The writable paths of the plan as objects: canonical ones that exist, and
-/// those that do not.
+/// Returns the writable paths of the plan: the canonical ones that exist, and those that do not
+/// exist.
 fn writable_roots(plan: &Plan) -> Result<(Vec<PathBuf>, Vec<PathBuf>), LaunchError> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for text in &plan.profile.filesystem.write {
@@ -404,9 +403,9 @@ fn writable_roots(plan: &Plan) -> Result<(Vec<PathBuf>, Vec<PathBuf>), LaunchErr
     Ok((found, missing))
 }
 
-/// The granted files whose names the broker removes and replaces on the host: inside,
-/// the directory around is read-only. Their mounts go with the name (mount_namespaces(7):
-/// a mount point of another namespace can be removed).
+/// Returns the granted files with names that the broker removes and replaces on the host, because
+/// inside the directory around is read-only. Their mounts vanish with the name: a mount point in
+/// another mount namespace can be removed (mount_namespaces(7)).
 fn files_alone(plan: &Plan, natures: &BTreeMap<PathBuf, Nature>) -> Vec<PathBuf> {
     let hidden = |path: &Path| plan.profile.filesystem.hide.iter().any(|hidden| path.starts_with(hidden.as_path()));
     let replaced = |path: &Path| path.ancestors().skip(1).any(|above| natures.contains_key(above));
@@ -415,8 +414,8 @@ fn files_alone(plan: &Plan, natures: &BTreeMap<PathBuf, Nature>) -> Vec<PathBuf>
     written.filter(is_alone).cloned().collect()
 }
 
-/// A link beneath another writable root may have been put there by a command:
-/// what it leads to is not what was agreed to (L5).
+/// Refuses a path beneath another writable root if links lead it out of that root. A command may
+/// have made such a link, and the user did not agree to its target (L5).
 pub(super) fn refuse_planted_link(plan: &Plan, path: &Path, real: &Path) -> Result<(), LaunchError> {
     let roots = plan.profile.filesystem.write.iter().chain([&plan.workspace]).map(RawText::as_path);
     if path == real || !roots.into_iter().any(|root| root != path && path.starts_with(root) && !real.starts_with(root))
@@ -428,12 +427,12 @@ pub(super) fn refuse_planted_link(plan: &Plan, path: &Path, real: &Path) -> Resu
     Err(LaunchError::Path { path: path.to_owned(), why })
 }
 
-/// The protected names that exist directly where a writable root makes them
-/// reachable. Links are left to the broker: binding one would bind its target.
+/// Returns the protected names that exist directly where a writable root makes them reachable.
+/// Links are left to the broker, because a bind mount of a link would bind its target.
 fn protected_units(roots: &[PathBuf], protect: &[String], presence: &mut Presence) -> Vec<PathBuf> {
     let mut units = Vec::new();
-    // What is judged is replaced by a rename, which no mount allows, or written beneath: the
-    // broker judges each.
+    // Files that the broker judges are replaced by a rename, which no mount allows, or written
+    // beneath. The broker judges each change.
     let judged: Vec<&str> = judged_names().collect();
     let covered: Vec<&String> = protect.iter().filter(|entry| !judged.contains(&entry.as_str())).collect();
     for root in roots {
@@ -455,13 +454,13 @@ fn protected_units(roots: &[PathBuf], protect: &[String], presence: &mut Presenc
     units
 }
 
-/// Whether there is such a thing beneath `directory`, no link on the way or at
-/// the end. One system call: this is asked for every protected name.
+/// Returns whether `path` exists beneath `directory`, with no link on the way or at the end. Uses
+/// one system call, because it runs for every protected name.
 fn exists_plainly(directory: BorrowedFd<'_>, path: &Path) -> bool {
     // With O_NOFOLLOW a link at the end would be opened in spite of NO_SYMLINKS.
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    // Whatever cannot be looked at is attached, and fails there.
+    // An object that cannot be examined is attached, and fails there.
     !matches!(
         openat2(directory, path, flags, Mode::empty(), resolve),
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS)
@@ -473,7 +472,7 @@ fn ends_with(path: &Path, parts: &[&OsStr]) -> bool {
     parts.iter().rev().all(|want| tail.next().is_some_and(|have| have.eq_ignore_ascii_case(want)))
 }
 
-/// Directories from the run's own filesystem down to the target.
+/// Returns the directories from the run's own filesystem down to the target.
 fn scaffold(base: &CStr, rest: &Path) -> Result<Vec<CString>, LaunchError> {
     let mut at = PathBuf::from(OsStr::from_bytes(base.to_bytes()));
     rest.iter()
@@ -496,15 +495,15 @@ pub(super) fn placeholder_children(path: &Path) -> Vec<(CString, bool)> {
         .collect()
 }
 
-/// The object that a path of the plan means, if it exists.
-/// What of the paths that a plan hides is there, without links.
+/// Returns the existing paths that a plan hides, in canonical form.
 pub(crate) fn hidden_there(plan: &Plan) -> Vec<PathBuf> {
     let mut presence = Presence::default();
     plan.profile.filesystem.hide.iter().filter_map(|path| existing(path, &mut presence)).collect()
 }
 
+/// Returns the canonical path of the object that a path of the plan names, if it exists.
 pub(super) fn existing(text: &RawText, presence: &mut Presence) -> Option<PathBuf> {
-    // Most are not there.
+    // Most paths do not exist.
     presence.has(text.as_path()).then(|| text.as_path().canonicalize().ok())?
 }
 
@@ -516,20 +515,20 @@ pub(super) fn c_string(text: &OsStr) -> Result<CString, LaunchError> {
     CString::new(text.as_bytes()).map_err(|_| LaunchError::Unfit("a NUL byte cannot be passed to a program".to_owned()))
 }
 
-/// The devices every run has: name, major, minor (linux/major.h, devices.txt).
+/// The devices of every run: name, major, minor (linux/major.h, devices.txt).
 const DEVICES: &[(&CStr, u32, u32)] =
     &[(c"null", 1, 3), (c"zero", 1, 5), (c"full", 1, 7), (c"random", 1, 8), (c"urandom", 1, 9), (c"tty", 5, 0)];
 
-/// One device to take from the host.
+/// A device to take from the host.
 #[derive(Clone, Debug)]
 pub(super) struct Device {
     pub(super) name: &'static CStr,
-    /// Its path on the host.
+    /// Path on the host.
     pub(super) source: CString,
     pub(super) number: u64,
 }
 
-/// Those of the devices that this host has, as what they should be.
+/// Returns the devices that exist on this host with the right type and number.
 pub(super) fn devices() -> Result<Vec<Device>, LaunchError> {
     let mut found = Vec::new();
     for (name, major, minor) in DEVICES {
@@ -549,8 +548,8 @@ mod tests {
 
     use stockade_model::{Environment, Filesystem, Level, Limits, Network, Profile, RequestId};
 
-    /// What is attached beneath a scratch directory in a private tree, given
-    /// lists of paths relative to it: `path nature`, in order.
+    /// Checks the attachments beneath a scratch directory in a private tree. The lists hold paths
+    /// relative to it. The result is `path nature`, in order.
     #[track_caller]
     fn check(write: &[&str], protect: &[&str], hide: &[&str], reveal: &[&str], expected: &[&str]) {
         let scratch = tempfile::Builder::new().prefix("layout-").tempdir_in("/tmp").unwrap();
@@ -607,7 +606,7 @@ mod tests {
             Some(format!("{} {nature}", path.display()))
         });
         assert_eq!(beneath.collect::<Vec<_>>(), expected);
-        // Whatever is attached in a tree that starts empty has a place made for it.
+        // Every attachment in a tree that starts empty has a mount point made for it.
         for attachment in &found.attachments {
             let path = Path::new(OsStr::from_bytes(attachment.path.to_bytes()));
             let parent = found.attachments.iter().rev().find(|a| {
@@ -652,7 +651,7 @@ mod tests {
 
     #[test]
     fn hidden_things_are_hidden_where_they_would_be_seen() {
-        // A private tree starts empty: nothing to hide there.
+        // A private tree starts empty, so nothing in it needs hiding.
         check(&[], &[], &["home/.ssh", "home/.netrc"], &[], &["cwd readable"]);
         check(&["ws"], &[], &["ws/keys"], &[], &["cwd readable", "ws writable", "ws/keys hidden"]);
         check(

@@ -1,9 +1,8 @@
-//! Inits that have said their last word and are on their way out. Nothing of
-//! the run is alive by then, but the kernel may take milliseconds to take down
-//! the mounts, the network namespace and the watches that hang on the init: it
-//! is not waited for where somebody else surely reaps it.
+//! Inits that have sent their last message and are exiting. No other process of the run is alive by
+//! then. The kernel may take milliseconds to remove the init's mounts, network namespace and
+//! watches. The caller does not wait for that if another process surely reaps the init.
 //!
-//! It must not know what ran.
+//! This module must not know the command.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -13,11 +12,11 @@ use std::time::{Duration, Instant};
 use stockade_sys::ready::readable_before;
 use stockade_sys::reap::wait_pidfd;
 
-/// How long an init may take to end what it adopted, and itself.
+/// Time-out for an init to kill its adopted processes and to exit.
 pub(super) const CLEANS_WITHIN: Duration = Duration::from_secs(6);
 
-/// Inits of this process that were left so far and not yet reaped; past that,
-/// the oldest is waited for.
+/// Most inits of this process that are exiting and not yet reaped. Beyond that, the oldest is
+/// waited for.
 const MAX_LEAVING: usize = 64;
 
 /// The inode of the first PID namespace (`PROC_PID_INIT_INO`, linux/proc_ns.h).
@@ -25,10 +24,10 @@ const FIRST_PID_NAMESPACE: u64 = 0xeffffffc;
 
 static LEAVING: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
 
-/// Lets the init behind `pidfd` go. It must have nothing left to do but exit.
+/// Lets the init behind `pidfd` exit by itself. The init must have nothing left to do but exit.
 ///
-/// Whoever outlives us reaps it. Process 1 of a container often reaps nobody:
-/// there it is waited for, so that none stays behind as a zombie.
+/// If this process exits first, process 1 reaps the init. Process 1 of a container often reaps no
+/// process: there this waits, so that no zombie stays behind.
 pub(super) fn let_go(pidfd: OwnedFd) {
     if !first_process_reaps() {
         return wait(&pidfd);
@@ -41,8 +40,8 @@ pub(super) fn let_go(pidfd: OwnedFd) {
     leaving.push(pidfd);
 }
 
-/// Waits for an init. One that the kernel cannot end (it hangs in a dead
-/// filesystem) is left to it.
+/// Waits for an init. If the kernel cannot kill it, because it hangs in a dead filesystem, it is
+/// left to the kernel.
 pub(super) fn wait(pidfd: &OwnedFd) {
     let _ = readable_before(&[pidfd.as_fd()], Instant::now() + CLEANS_WITHIN);
     let _ = wait_pidfd(pidfd.as_fd());

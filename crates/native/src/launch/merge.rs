@@ -1,5 +1,5 @@
-//! Overlays over directories of the host, in the user namespace of the run. All but
-//! `merge_steps` runs in the init (system calls only), `allow_in_layer` also in its caller.
+//! Overlays over directories of the host, in the user namespace of the run. All but `merge_steps`
+//! runs in the init (system calls only); `allow_in_layer` also runs in its caller.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,7 +24,7 @@ const SOON_RETRIES: u32 = 400;
 const SOON_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000 };
 const LATER_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
 
-/// What makes the overlays of a layout that are the run's own.
+/// Returns the steps that make the run's own overlays of a layout.
 pub(super) fn merge_steps(attachments: &[Attachment]) -> impl Iterator<Item = Step> {
     attachments.iter().filter_map(|attachment| {
         let Nature::Merged(merged) = &attachment.nature else { return None };
@@ -33,8 +33,8 @@ pub(super) fn merge_steps(attachments: &[Attachment]) -> impl Iterator<Item = St
     })
 }
 
-/// Makes an overlay that is attached later. Where there can be none now, the directory stays
-/// as the root shows it, read-only.
+/// Makes an overlay that is attached later. If that fails, the directory stays read-only, as in the
+/// root.
 pub(super) fn merge(site: &mut Site<'_>, index: usize, lower: &Spot, overlay: &Overlay) -> Result<(), Errno> {
     let tree = lay_over_when_free(lower, overlay, &mut site.busy_retries);
     if let (Ok(tree), Some(slot)) = (tree, site.merged.get_mut(index)) {
@@ -43,8 +43,7 @@ pub(super) fn merge(site: &mut Site<'_>, index: usize, lower: &Spot, overlay: &O
     Ok(())
 }
 
-/// Takes over the layers that come along with messages of the caller's: copies of mounts
-/// that another process holds.
+/// Takes over the layers from the caller's messages: copies of mounts that another process holds.
 pub(super) fn take_layers(site: &mut Site<'_>) -> Result<(), Errno> {
     let mut number = 0;
     loop {
@@ -61,12 +60,12 @@ pub(super) fn take_layers(site: &mut Site<'_>) -> Result<(), Errno> {
     }
 }
 
-/// An overlay of this user namespace: its marks are attributes that its user may
-/// set. `/proc` must still be the old one, because the directories are named by
-/// the descriptors that hold them, which no character of a path can confuse. It
-/// is volatile (kernel 5.10): otherwise each file that is first written would be
-/// flushed to the disk. The stage is flushed once, at its end. With an `index` the kernel
-/// refuses an upper directory that is mounted already (EBUSY).
+/// Makes an overlay of this user namespace. Its marks are attributes that the user of the namespace
+/// may set. `/proc` must still be the old one: the options name the directories by their
+/// descriptors, so that no character of a path can be misread. The overlay is volatile (kernel
+/// 5.10), because otherwise each file would be flushed to the disk on its first write. The stage is
+/// flushed once, at its end. With an `index` the kernel refuses an upper directory that is already
+/// mounted (EBUSY).
 pub(super) fn lay_over(workspace: &Spot, overlay: &Overlay, index: &CStr) -> Result<OwnedFd, Errno> {
     let hold = |spot: &Spot| {
         let object = open_plain(CWD, &spot.path, ResolveFlags::empty())?;
@@ -77,7 +76,7 @@ pub(super) fn lay_over(workspace: &Spot, overlay: &Overlay, index: &CStr) -> Res
     overlay_of(lower.as_fd(), (upper.as_fd(), work.as_fd()), index)
 }
 
-/// The same of directories that are held.
+/// Makes the same overlay of directories that are already open.
 pub(super) fn overlay_of(
     lower: BorrowedFd<'_>,
     (upper, work): (BorrowedFd<'_>, BorrowedFd<'_>),
@@ -96,8 +95,8 @@ pub(super) fn overlay_of(
     new_filesystem(c"overlay", &options, Forbids { devices: true, setuid: true, ..Forbids::default() })
 }
 
-/// A directory beneath what runs wrote in it, where there is such a thing: without, nothing
-/// there can be changed in any view.
+/// Attaches an overlay over a directory, if the overlay exists. Without it, no run can change the
+/// directory.
 pub(super) fn attach_merged(site: &mut Site<'_>, attachment: &Attachment, merged: &Merged) -> Result<(), Errno> {
     let Some(tree) = site.merged.get_mut(merged.index).and_then(Option::take) else {
         site.unmerged |= 1 << merged.index;
@@ -106,7 +105,7 @@ pub(super) fn attach_merged(site: &mut Site<'_>, attachment: &Attachment, merged
     let target = open_plain(site.root()?, attachment.relative(), ResolveFlags::IN_ROOT)?;
     attach(tree.as_fd(), target.as_fd())?;
     if merged.overlay.is_none() {
-        // Whoever handed it over has done that.
+        // The process that passed the layer has done that.
         return Ok(());
     }
     allow_in_layer(tree.as_fd(), merged.is_whole(), merged.directories.iter(), |object, rights| {
@@ -114,7 +113,7 @@ pub(super) fn attach_merged(site: &mut Site<'_>, attachment: &Attachment, merged
     })
 }
 
-/// Lets the command change a layer, or these directories in it, by itself.
+/// Lets the command change a layer, or these directories in it, without the broker.
 pub(super) fn allow_in_layer(
     layer: BorrowedFd<'_>,
     is_whole: bool,
@@ -129,7 +128,7 @@ pub(super) fn allow_in_layer(
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match openat(layer, name, flags, Mode::empty()) {
             Ok(directory) => allow(directory.as_fd(), rights)?,
-            // Another run may just have put something else there: the broker decides then.
+            // Another run may just have put another object there. The broker then decides.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
             Err(errno) => return Err(errno),
         }
@@ -137,8 +136,8 @@ pub(super) fn allow_in_layer(
     Ok(())
 }
 
-/// The run before may be over while the kernel still takes its mounts away: these are
-/// waited for.
+/// Makes an overlay, with retries while the upper directory is busy. The kernel may still be
+/// removing the mounts of a run that has ended.
 fn lay_over_when_free(lower: &Spot, overlay: &Overlay, retries: &mut u32) -> Result<OwnedFd, Errno> {
     loop {
         match lay_over(lower, overlay, c"on") {

@@ -1,5 +1,5 @@
-//! What the three processes say to each other: fixed-size messages, so that
-//! nothing is parsed and nothing is allocated.
+//! Messages between the three processes. They have a fixed size, so that receiving needs no parser
+//! and no allocation.
 
 use std::os::fd::BorrowedFd;
 
@@ -17,61 +17,60 @@ pub(super) enum Message {
     StepFailed { index: u32, errno: Errno },
     /// From the command, before its exec: this stage failed.
     StageFailed { index: u32, errno: Errno },
-    /// From the init, to both: the sandbox is built. To the caller come along
-    /// the descriptors that `parts` names.
+    /// From the init, to both: the sandbox is built. The message to the caller carries the
+    /// descriptors that `parts` names.
     Built { parts: Parts },
-    /// From the init of walls that are to stand: they do. They come along.
+    /// From the init of a persistent sandbox: it is built. Carries the descriptors of its
+    /// namespaces.
     Standing,
-    /// From the command: ready to go. The listener comes along.
+    /// From the command: ready to execute. Carries the seccomp listener.
     Ready { wait_killable: bool, umask: u32 },
     /// From the command: no program could be executed.
     ExecFailed { errno: Errno },
-    /// From the init: the command ended and all else is gone.
+    /// From the init: the command ended and every other process is gone.
     Ended { ended: Ended, used: Used },
-    /// From the init: so many bytes were written by all that it reaped.
+    /// From the init: bytes written by all processes that it reaped.
     Written { bytes: u64 },
-    /// From the init: the command stands still, stopped by this signal.
+    /// From the init: the command was stopped by this signal.
     Stopped { signal: i32 },
     /// To the init: its user and group are mapped.
     Mapped,
-    /// To the command: the files through which it enters its control groups
-    /// come along.
+    /// To the command. Carries the files through which it enters its control groups.
     Groups,
-    /// To the command: go.
+    /// To the command: execute the program.
     Go,
-    /// To an init that was made early: its blueprint is published. The three
-    /// standard streams and the ruleset come along. The command gets this file
-    /// mode creation mask, where it is another than that of the making.
+    /// To an init that was made early: its blueprint is published. Carries the three standard
+    /// streams and the ruleset. `umask` is the command's file mode creation mask, if it differs
+    /// from the mask at the time when the init was made.
     Plan { umask: Option<u32> },
-    /// To the init: layers that another process holds come along, in the order of their
-    /// directories.
+    /// To the init. Carries layers that another process holds, in the order of their directories.
     Layers { is_last: bool },
     /// To the init: send this signal to the command's process group.
     Signal(i32),
 }
 
-/// Which descriptors come along with [`Message::Built`], in the order of these
-/// bits; and what else is true of the sandbox.
+/// The descriptors that [`Message::Built`] carries, in the order of these bits, and further
+/// properties of the sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Parts(pub(super) u32);
 
 impl Parts {
     /// The run's own temporary filesystem.
     pub(super) const SCRATCH: u32 = 1;
-    /// The descriptor of the watches on hidden paths.
+    /// The inotify instance with the watches on hidden paths.
     pub(super) const WATCHES: u32 = 2;
-    /// Where questions for names arrive as datagrams.
+    /// The socket that receives DNS queries as datagrams.
     pub(super) const NAMES: u32 = 4;
-    /// Tells of datagrams that reached nobody.
+    /// The raw ICMP socket that reports the datagrams without a receiver.
     pub(super) const UNREACHABLE: u32 = 8;
     /// The same for IPv6.
     pub(super) const UNREACHABLE_V6: u32 = 16;
-    /// Where sockets of the namespace can be asked for.
+    /// The socket for requests of further sockets in the namespace.
     pub(super) const SOCKETS: u32 = 32;
     /// No descriptor: the kernel has IPv6.
     pub(super) const IPV6: u32 = 64;
 
-    /// No descriptors: the directories that could not be merged, from this bit on.
+    /// No descriptors: from this bit on, the directories that could not be merged.
     pub(super) const UNMERGED_SHIFT: u32 = 16;
 
     pub(super) fn has(self, part: u32) -> bool {
@@ -80,7 +79,7 @@ impl Parts {
 }
 
 impl Message {
-    /// Sends it. System calls only.
+    /// Sends the message. Uses system calls only.
     pub(super) fn send(self, socket: BorrowedFd<'_>, descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         let (kind, a, b, c, d) = match self {
             Self::StepFailed { index, errno } => (1, index, errno.raw_os_error(), 0, 0),
@@ -109,7 +108,7 @@ impl Message {
         passing::send(socket, &bytes, descriptors)
     }
 
-    /// Receives one; `None` where the other end is gone. System calls only.
+    /// Receives a message; returns `None` if the peer is gone. Uses system calls only.
     pub(super) fn receive(socket: BorrowedFd<'_>, wait: bool) -> Result<Option<(Self, Received)>, Errno> {
         let mut bytes = [0; SIZE];
         let received = match passing::receive(socket, &mut bytes, wait) {

@@ -1,11 +1,11 @@
-//! Building a sandbox and standing before the command's first instruction.
+//! Builds a sandbox and holds its command before the first instruction.
 //!
-//! Three processes: the caller; the init, which builds the sandbox around
-//! itself, adopts orphans and outlives nothing; the command. All decisions are
-//! made in [`Blueprint::prepare`]; the children carry out its steps.
+//! A run has three processes: the caller, the init and the command. The init builds the sandbox
+//! around itself, adopts orphans and leaves no process behind. [`Blueprint::prepare`] makes all
+//! decisions; the child processes carry out its steps.
 //!
-//! This module must not know rules, approvals or what the broker answers: it
-//! hands out the listener and the caller serves it.
+//! This module must not know rules, approvals or the answers of the broker. It returns the seccomp
+//! listener, and the caller serves it.
 
 mod blueprint;
 mod child;

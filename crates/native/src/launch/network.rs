@@ -1,7 +1,7 @@
-//! The run's own network: what the init makes in it, and the sockets that it
-//! makes there later for its caller, who cannot enter the namespace itself.
+//! The network namespace of a run. The init sets it up and later makes sockets in it for the
+//! caller, which cannot enter the namespace itself.
 //!
-//! It must not know who connects where, nor what a name is.
+//! This module must not know the connections of the run or the meaning of names.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,33 +12,33 @@ use stockade_sys::passing::{self, Received};
 use stockade_sys::ready::readable_before;
 use stockade_sys::{Errno, net};
 
-/// The addresses of the run's own, besides the loopback's: programs look for
-/// some that are not the loopback's before they use a network at all.
+/// Addresses of the run's network, beside the loopback addresses. Programs use a network only if it
+/// has an address that is not a loopback address.
 pub(crate) const OWN_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 /// See [`OWN_V4`].
 pub(crate) const OWN_V6: Ipv6Addr = Ipv6Addr::new(0xfd5d, 0, 0, 0, 0, 0, 0, 1);
-/// The port on which names are asked for.
+/// Port of DNS queries.
 pub(crate) const NAMES_PORT: u16 = 53;
-/// How long the init may take to make a socket.
+/// Time-out for the init to make a socket.
 const MADE_WITHIN: Duration = Duration::from_secs(2);
 /// Bytes of a request and of its reply.
 const SIZE: usize = 32;
 
-/// Sockets of the namespace, as the init makes them.
+/// Sockets of the namespace, made by the init.
 #[derive(Debug)]
 pub(super) struct Network {
     pub(super) names: OwnedFd,
     pub(super) unreachable: OwnedFd,
-    /// Absent where the kernel has no IPv6.
+    /// Absent if the kernel has no IPv6.
     pub(super) unreachable_v6: Option<OwnedFd>,
-    /// The caller's end of the way to ask for more.
+    /// The caller's end of the socket pair for further requests.
     pub(super) asking: OwnedFd,
     /// The init's end.
     pub(super) serving: OwnedFd,
 }
 
 impl Network {
-    /// Makes the network. System calls only.
+    /// Sets up the network. Uses system calls only.
     pub(super) fn make() -> Result<Self, Errno> {
         let ipv6 = net::own_every_address(OWN_V4, OWN_V6)?;
         let any = if ipv6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
@@ -53,21 +53,20 @@ impl Network {
     }
 }
 
-/// What of a run's network is its caller's.
+/// The sockets of a run's network that the caller gets.
 #[derive(Debug)]
 pub struct NetworkEnds {
-    /// Where questions for names arrive, whatever server was asked: each
-    /// datagram tells its address.
+    /// Receives DNS queries to any server; each datagram carries the address of the server.
     pub names: OwnedFd,
-    /// Raw sockets that hear which datagrams reached nobody, IPv4 first.
+    /// Raw ICMP sockets that report the datagrams without a receiver, IPv4 first.
     pub unreachable: Vec<OwnedFd>,
-    /// Makes more sockets there.
+    /// Makes further sockets in the namespace.
     pub sockets: Sockets,
     pub(super) ipv6: bool,
 }
 
 impl NetworkEnds {
-    /// False where the kernel has no IPv6.
+    /// Returns false if the kernel has no IPv6.
     pub fn has_ipv6(&self) -> bool {
         self.ipv6
     }
@@ -77,7 +76,7 @@ impl NetworkEnds {
 #[derive(Debug)]
 pub struct Sockets(Mutex<OwnedFd>);
 
-/// What is asked for.
+/// Request for a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Listener(SocketAddr),
@@ -89,17 +88,17 @@ impl Sockets {
         Self(Mutex::new(asking))
     }
 
-    /// A TCP socket that listens on `at`, which need not be anybody's address;
-    /// non-blocking.
+    /// Returns a non-blocking TCP socket that listens on `at`. The address may be any address,
+    /// because the loopback interface accepts all.
     ///
     /// # Errors
-    /// EADDRINUSE where a program of the run has that port; EPIPE after the end
-    /// of the run; ETIMEDOUT.
+    /// EADDRINUSE if a program of the run uses that port; EPIPE after the end of the run;
+    /// ETIMEDOUT.
     pub fn listen(&self, at: SocketAddr) -> Result<OwnedFd, Errno> {
         self.ask(Wanted::Listener(at))
     }
 
-    /// A TCP socket for the family of `like`, non-blocking.
+    /// Returns a non-blocking TCP socket for the address family of `like`.
     ///
     /// # Errors
     /// EAFNOSUPPORT without IPv6; EPIPE after the end of the run; ETIMEDOUT.
@@ -107,7 +106,7 @@ impl Sockets {
         self.ask(Wanted::Socket(like))
     }
 
-    /// Nothing is made any more. Who asks from now on is refused at once.
+    /// Stops making sockets. Later requests are refused at once.
     pub fn close(&self) {
         let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
@@ -117,7 +116,7 @@ impl Sockets {
         let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         passing::send(socket.as_fd(), &wanted.to_bytes(), &[])?;
         if !readable_before(&[socket.as_fd()], Instant::now() + MADE_WITHIN)? {
-            // A late reply would be taken for that to the next question.
+            // A late reply would be read as the reply to the next request.
             let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
             return Err(Errno::TIMEDOUT);
         }
@@ -127,7 +126,7 @@ impl Sockets {
     }
 }
 
-/// What the init answered: a socket, or why there is none.
+/// Returns the socket in the init's reply, or its error.
 fn made(reply: &[u8; SIZE], received: Received) -> Result<OwnedFd, Errno> {
     if received.length != SIZE {
         return Err(Errno::PIPE);
@@ -141,8 +140,8 @@ fn made(reply: &[u8; SIZE], received: Received) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// In the init: answers one question of the caller. False where no more will
-/// come. System calls only.
+/// Answers one request of the caller, in the init. Returns false if no more requests will come.
+/// Uses system calls only.
 pub(super) fn serve_one(serving: BorrowedFd<'_>) -> bool {
     let mut request = [0; SIZE];
     match passing::receive(serving, &mut request, false) {

@@ -1,8 +1,8 @@
-//! A sandbox begun before there is a plan: while the request is read, judged
-//! and planned, the init makes its namespaces and copies the root. One in a
-//! process, for its first run at level full; what is not used is ended.
+//! A sandbox that is started before its plan exists. While the request is read, assessed and
+//! planned, the init makes its namespaces and copies the root. A process has one, for its first run
+//! at level full. An init that is not used is killed.
 //!
-//! It must not know what will run.
+//! This module must not know the command.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,25 +22,24 @@ use super::launched::{Launching, NAMESPACES, Stdio, begin, begin_early, map_iden
 use super::leaving;
 use super::outfit::Outfit;
 
-/// Older ones are not used, where it cannot be told whether they see all that was
-/// mounted meanwhile.
+/// Maximum age of an init if it is unknown whether it sees all mounts made meanwhile.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// The host's mounts, watched.
+/// A watch on the host's mount table.
 #[derive(Debug)]
 pub struct MountTable(File);
 
 impl MountTable {
-    /// Watches from now on.
+    /// Starts watching.
     ///
     /// # Errors
-    /// Without `/proc`.
+    /// If there is no `/proc`.
     pub fn watch() -> std::io::Result<Self> {
         File::open("/proc/self/mountinfo").map(Self)
     }
 
-    /// Whether something was mounted or unmounted since: the kernel tells so once
-    /// (proc_pid_mounts(5)).
+    /// Returns whether a filesystem was mounted or unmounted since the last call. The kernel
+    /// reports each change once (proc_pid_mounts(5)).
     pub fn has_changed(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(self, PollFlags::PRI)], Some(&now)) != Ok(0)
@@ -63,7 +62,7 @@ pub struct Nursery {
     born: Instant,
 }
 
-/// The process, until somebody takes it over. Dropping it ends it.
+/// The process, until a run takes it over. Dropping it kills the process.
 #[derive(Debug)]
 struct Waiting(Option<(Child, OwnedFd, OwnedFd)>);
 
@@ -77,12 +76,11 @@ impl Drop for Waiting {
 }
 
 impl Nursery {
-    /// Makes the init. Best called while the process has one thread and little
-    /// memory.
+    /// Makes the init. It is best called while the process has one thread and little memory.
     ///
     /// # Errors
-    /// Where there was one before, or namespaces cannot be had: a start
-    /// without it says why.
+    /// [`LaunchError`] if this process had one before, or if namespaces are not available. A start
+    /// without it reports the reason.
     pub fn start() -> Result<Self, LaunchError> {
         let (born, mounts) = (Instant::now(), MountTable::watch().ok());
         let arena = Arena::reserve().map_err(LaunchError::call("reserve shared memory"))?;
@@ -101,30 +99,30 @@ impl Nursery {
         Ok(Self { arena, init, mounts, umask: None, born })
     }
 
-    /// With this file mode creation mask for the command, instead of the one that
-    /// this process had when the init was made.
+    /// Sets the command's file mode creation mask, instead of the mask of this process when the
+    /// init was made.
     #[must_use]
     pub fn with_umask(self, umask: u32) -> Self {
         Self { umask: Some(umask), ..self }
     }
 
-    /// Whether a sandbox of this level may be had of it now.
+    /// Returns whether this init can serve a sandbox of this level now.
     pub fn serves(&self, level: Level) -> bool {
         let has_stale_mounts = self.mounts.as_ref().map_or(self.born.elapsed() >= FRESH, MountTable::has_changed);
         level == Level::Full && !has_stale_mounts
     }
 
-    /// Goes on with `plan`.
+    /// Continues with `plan`.
     ///
     /// # Errors
-    /// [`LaunchError`] as [`begin`].
+    /// [`LaunchError`] as for [`begin`].
     pub fn begin(mut self, plan: &Plan, outfit: &Outfit, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
         let blueprint = self.arena.fill(|| Blueprint::prepare_with(plan, outfit).map(Box::new))?;
         let published = self.arena.publish(blueprint);
         match (published, self.init.0.take()) {
             (Ok(blueprint), Some(init)) => begin_early(init, blueprint, self.umask, stdio),
             (Ok(_), None) => Err(LaunchError::Lost),
-            // The program has another allocator: from the beginning, then.
+            // The program has another allocator, so the start begins from scratch.
             (Err(blueprint), init) => {
                 drop(Waiting(init));
                 begin(*blueprint, stdio)

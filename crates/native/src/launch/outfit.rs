@@ -1,5 +1,5 @@
-//! What a run is given besides its plan: where its writes wait, variables, files
-//! that are not the host's. It must not know what they are for.
+//! Launch options of a run, beside its plan: the overlay, variables, and files that replace the
+//! host's. This module must not know their purpose.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,65 +12,66 @@ use stockade_model::{Plan, RawText};
 use super::error::LaunchError;
 use super::layout::{MergedDirectory, Overlay, c_string, hidden_there};
 
-/// What a run is given besides its plan.
+/// Launch options of a run, beside its plan.
 #[derive(Clone, Debug, Default)]
 pub struct Outfit {
-    /// Where what it writes in the workspace waits.
+    /// The overlay that holds the run's writes in the workspace.
     pub overlay: Option<Overlay>,
-    /// Whether one of its standard streams is a terminal of its own, to control its session.
+    /// True if one of the standard streams is a terminal of the run's own, which becomes its
+    /// controlling terminal.
     pub terminal: bool,
-    /// Its file mode creation mask, where that is not this process's.
+    /// The file mode creation mask, if it differs from that of this process.
     pub umask: Option<u32>,
-    /// Variables that outweigh those of the plan.
+    /// Variables that override those of the plan.
     pub environment: BTreeMap<String, RawText>,
-    /// Files with other content than the host's, read-only: at level full alone.
+    /// Read-only files that replace files of the host. At level full only.
     pub files: Vec<(PathBuf, Vec<u8>)>,
-    /// Files of the run's own, wherever there is room, and the variables that
-    /// name them.
+    /// Files of the run's own, in any suitable directory, and the variables that name them.
     pub named: Vec<NamedFile>,
-    /// Directories that are the place's own already, in the place of one that is made
-    /// for the run: at level restricted alone, within walls that others made.
+    /// Directories that belong to the surrounding sandbox and replace the private directory that is
+    /// otherwise made for the run. At level restricted only, within existing isolation.
     pub private: Vec<PathBuf>,
-    /// A directory of the host that is the run's own as its private temp is, and lasts.
+    /// A persistent directory of the host that the run may use as it uses its private temporary
+    /// directory.
     pub kept: Option<PathBuf>,
-    /// Directories of the host that are seen beneath what runs write in them: at level
-    /// full alone.
+    /// Directories of the host that are the lower directories of overlays for the run's writes. At
+    /// level full only.
     pub merged: Vec<MergedDirectory>,
-    /// What of the paths to hide is there, without links, where it was looked for already.
+    /// The existing hidden paths, canonical, if they were looked up already.
     pub hidden: Option<Vec<PathBuf>>,
-    /// Writable roots that no rule of the kernel's lets it read: at level restricted alone.
+    /// Writable roots that no Landlock rule lets the run read. At level restricted only.
     pub late: Vec<PathBuf>,
-    /// Whether somebody may be asked for more than the limits.
+    /// True if an approver may be asked for more than the limits.
     pub asks: bool,
-    /// Whether the network around is the sandbox's own, at level restricted: then its
-    /// ports are no walls.
+    /// True if the surrounding network belongs to the sandbox, at level restricted. Its ports are
+    /// then not restricted.
     pub own_network: bool,
 }
 
 /// See [`Outfit::named`].
 #[derive(Clone, Debug)]
 pub struct NamedFile {
-    /// What it is called: no two of a run alike.
+    /// File name, unique within a run.
     pub name: &'static str,
-    /// What it holds.
+    /// Content of the file.
     pub content: Vec<u8>,
     /// Variables that get its path.
     pub variables: Vec<NamingVariable>,
 }
 
-/// A variable that gets the path of a file, and text around it.
+/// A variable that gets the path of a file, with text around it.
 #[derive(Clone, Debug)]
 pub struct NamingVariable {
-    /// What it is called.
+    /// Name of the variable.
     pub name: String,
-    /// What stands before the path.
+    /// Text before the path.
     pub before: &'static str,
-    /// What stands after it.
+    /// Text after the path.
     pub after: &'static str,
 }
 
 impl NamingVariable {
-    /// One that is the path alone.
+    /// Makes a variable that contains the path alone.
     pub fn plain(name: &str) -> Self {
         Self { name: name.to_owned(), before: "", after: "" }
     }
@@ -92,27 +93,27 @@ impl NamedFile {
 }
 
 impl Outfit {
-    /// What of the paths to hide is there.
+    /// Returns the hidden paths that exist.
     pub(super) fn hidden_there(&self, plan: &Plan) -> Cow<'_, [PathBuf]> {
         self.hidden.as_deref().map_or_else(|| Cow::Owned(hidden_there(plan)), Cow::Borrowed)
     }
 
-    /// Whether another process lends layers.
+    /// Returns whether another process lends layers.
     pub(super) fn borrows(&self) -> bool {
         self.merged.iter().any(|merged| merged.overlay.is_none())
     }
 
-    /// Whether others have walled the place in.
+    /// Returns whether the run is inside isolation that another process has set up.
     pub(super) fn is_within_walls(&self) -> bool {
         !self.private.is_empty()
     }
 
-    /// Whether the broker is asked about each open for reading.
+    /// Returns whether the broker decides on each open for reading.
     pub(crate) fn asks_reads(&self, plan: &Plan) -> bool {
         plan.profile.filesystem.trace || !self.late.is_empty()
     }
 
-    /// The variables of a run whose own directory for files is `directory`.
+    /// Returns the variables of a run; `directory` holds its own files.
     pub(super) fn variables(&self, plan: &Plan, directory: &Path) -> BTreeMap<String, RawText> {
         let mut all = plan.environment.clone();
         all.extend(self.environment.clone());

@@ -1,7 +1,8 @@
-//! What the init counts for a small limit of the disk: what was written by the processes
-//! that it has reaped, which an ordinary user cannot read of it from outside.
+//! Write counter of the init, for a small limit of the disk. It counts the bytes written by the
+//! processes that the init has reaped. An ordinary user cannot read this counter of the init from
+//! outside.
 //!
-//! It runs between clone and exec: system calls, no allocation. It must not know limits.
+//! The code runs between clone and exec: system calls, no allocation. It must not know limits.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -10,14 +11,15 @@ use rustix::io::pread;
 
 use super::message::Message;
 
-/// Room for `/proc/self/io` (proc_pid_io(5)): seven numbers with their names.
+/// Buffer size for `/proc/self/io` (proc_pid_io(5)): seven numbers with their names.
 const TEXT_BYTES: usize = 512;
 
-/// The init's own counts. They hold those of its children that have ended.
+/// The init's own counters. They include those of its children that have ended.
 pub(super) struct OwnWrites(OwnedFd);
 
 impl OwnWrites {
-    /// None where there are none (no procfs, or a kernel that does not count).
+    /// Opens the counters. Returns `None` if they do not exist (no procfs, or a kernel that does
+    /// not count).
     pub(super) fn open() -> Option<Self> {
         openat(CWD, c"/proc/self/io", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok().map(Self)
     }
@@ -26,7 +28,7 @@ impl OwnWrites {
         self.0.as_raw_fd()
     }
 
-    /// Tells the caller how much that is now. One that is gone is noticed elsewhere.
+    /// Reports the current count to the caller. Other code notices if the caller is gone.
     pub(super) fn tell(&self, control: BorrowedFd<'_>) {
         let mut text = [0; TEXT_BYTES];
         let length = pread(self.0.as_fd(), &mut text, 0).unwrap_or_default();
@@ -36,7 +38,7 @@ impl OwnWrites {
     }
 }
 
-/// Bytes that will go to a disk, less what was removed before.
+/// Returns the bytes that will be written to a disk, less those removed before.
 pub(super) fn written(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?;
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());

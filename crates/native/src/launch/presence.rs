@@ -1,20 +1,20 @@
-//! Which of many names exist, without asking for each: plans name a hundred
-//! places that hold secrets on some machine and are mostly absent on this one.
+//! Fast check which of many names exist, without a system call for each. Plans name a hundred paths
+//! that hold secrets on some machines, and most of them do not exist on this one.
 //!
-//! A hint only: what is said to be there may be gone or have been another
-//! spelling, and is looked at again where it is used.
+//! The result is only a hint. A path that is reported may be gone or have another spelling, so it
+//! is checked again where it is used.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Names of one directory that are read; in a larger one each is asked for.
+/// Most names that are read of one directory. In a larger one each name is looked up.
 const MAX_NAMES: usize = 4096;
 
-/// A directory's names are read when this many of them are asked for.
+/// A directory is read after this many lookups in it.
 const WORTH_READING: usize = 4;
 
-/// What is known of the directories asked about.
+/// The directories that were looked up, with their known names.
 #[derive(Debug, Default)]
 pub(super) struct Presence {
     directories: HashMap<PathBuf, Names>,
@@ -22,19 +22,18 @@ pub(super) struct Presence {
 
 #[derive(Debug)]
 enum Names {
-    /// There is no such directory.
+    /// The directory does not exist.
     Absent,
-    /// It was asked about so often.
+    /// Number of lookups so far.
     Asked(usize),
-    /// All of them, in lower case: some directories know no other.
+    /// All names, in lower case, because some directories ignore case.
     All(HashSet<OsString>),
-    /// Too many, or not to be read.
+    /// The directory has too many names or cannot be read.
     Unknown,
 }
 
 impl Presence {
-    /// Whether something has this absolute path; a link counts, whatever it
-    /// leads to.
+    /// Returns whether an object has this absolute path. A link counts, whatever its target.
     pub(super) fn has(&mut self, path: &Path) -> bool {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return true };
         match self.names(parent) {
@@ -46,7 +45,7 @@ impl Presence {
 
     fn names(&mut self, directory: &Path) -> &Names {
         if !self.directories.contains_key(directory) {
-            // One absent directory answers for all that would lie beneath it.
+            // One absent directory answers for every path beneath it.
             let there = self.has(directory) && directory.is_dir();
             let names = if there { Names::Asked(0) } else { Names::Absent };
             self.directories.insert(directory.to_owned(), names);

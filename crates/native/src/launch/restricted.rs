@@ -1,5 +1,5 @@
-//! Level restricted: no view of one's own, so a private directory on the host
-//! and reading by allow-list where something is to be hidden.
+//! Level restricted: without a mount namespace of its own. The run therefore has a private
+//! directory on the host, and reads by allow-list if the plan hides paths.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
@@ -19,15 +19,15 @@ use stockade_engine::mountinfo;
 use stockade_files::object::unguessable_name;
 use stockade_files::removal::empty_tree;
 
-/// What of the host's `/dev` is a run's: the devices that level full has. Terminals are
-/// opened by the broker, which tells the run's own.
+/// Devices of the host's `/dev` that a run may use, as at level full. The broker opens terminals,
+/// because it can identify those of the run.
 pub(super) const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
-/// What holds files within `/dev`, and no devices: read as `/tmp` is.
+/// Directories in `/dev` that hold files and no devices. They are readable as `/tmp` is.
 pub(super) const OPEN_DIRECTORIES: &[&str] = &["/dev/shm", "/dev/mqueue"];
 
-/// Where else than at `/dev` devices are: those of another root directory, say. Without
-/// mountinfo, nowhere that is known.
+/// Returns the mount points of devices outside `/dev`, for example in another root directory.
+/// Returns none without mountinfo.
 pub(super) fn other_devices() -> Vec<PathBuf> {
     let text = mountinfo::read().unwrap_or_default();
     let is_other =
@@ -35,9 +35,9 @@ pub(super) fn other_devices() -> Vec<PathBuf> {
     mountinfo::mounts(&text).filter(is_other).map(|(point, _)| point).collect()
 }
 
-/// The writable roots of a plan that no rule lets its run read: what is made in a directory
-/// around what is hidden, as a new directory or in the place of a file, has none (see
-/// [`Reads`]). The broker opens what is there.
+/// Returns the writable roots of a plan that no Landlock rule lets its run read. They are made
+/// later in a directory around a hidden path, as a directory or in place of a file. Such an object
+/// has no rule (see [`Reads`]), so the broker opens the files there.
 pub(crate) fn late_roots(plan: &Plan) -> Vec<PathBuf> {
     let files = &plan.profile.filesystem;
     let is_around_hidden =
@@ -47,22 +47,23 @@ pub(crate) fn late_roots(plan: &Plan) -> Vec<PathBuf> {
     files.write.iter().map(|path| path.as_path()).filter(is_late).map(Path::to_owned).collect()
 }
 
-/// Most entries looked at while the readable rest is listed.
+/// Most entries visited while the readable rest is listed.
 const MAX_ENTRIES: usize = 100_000;
 
-/// How names begin of what could not be removed, and how many names are looked at for it.
+/// Prefix of the names of directories that could not be removed, and the most names searched for
+/// it.
 const LEFT: &str = "stockade-left-";
 const MAX_SWEPT: usize = 4096;
 
-/// A directory of the run's own. The init makes and removes it, so that nothing
-/// stays where the caller is killed; removed on drop, if the init could not.
+/// A directory of the run's own. The init makes and removes it, so that nothing stays behind if the
+/// caller is killed. It is removed on drop if the init could not remove it.
 #[derive(Debug)]
 pub(super) struct PrivateDirectory {
     path: PathBuf,
 }
 
 impl PrivateDirectory {
-    /// Chooses an unguessable name where temporary files belong.
+    /// Chooses an unguessable name in the directory for temporary files.
     pub(super) fn choose() -> Result<Self, LaunchError> {
         let parent = std::env::temp_dir();
         let parent = parent.canonicalize().map_err(|e| LaunchError::Path { path: parent, why: e.to_string() })?;
@@ -78,13 +79,13 @@ impl PrivateDirectory {
 
 impl Drop for PrivateDirectory {
     fn drop(&mut self) {
-        // Usually gone by now.
+        // The directory is usually gone by now.
         let (Some(parent), Some(name)) = (self.path.parent(), self.path.file_name()) else { return };
         let Ok(parent) = hold(CWD, parent.as_os_str()) else { return };
         if let Err(Errno::NOENT) | Ok(()) = remove_whole(parent.as_fd(), name) {
             return;
         }
-        // A link that the run left must not lead there. A later run removes it.
+        // A symbolic link that the run left must not lead to the rest. A later run removes it.
         if let Ok(end) = unguessable_name() {
             let _ = renameat(&parent, name, &parent, format!("{LEFT}{end}"));
         }
@@ -96,14 +97,15 @@ fn hold(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
     openat(parent, name, flags, Mode::empty())
 }
 
-/// Removes a directory, whatever the run closed in it: by descriptor, following no link.
+/// Removes a directory, even if the run removed permissions in it. Works by descriptor and follows
+/// no link.
 fn remove_whole(parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
     let directory = hold(parent, name)?;
     let _ = empty_tree(directory.as_fd());
     unlinkat(parent, name, AtFlags::REMOVEDIR)
 }
 
-/// Removes what earlier runs of this user could not.
+/// Removes directories that earlier runs of this user could not remove.
 fn sweep(parent: &Path) {
     let Ok(held) = hold(CWD, parent.as_os_str()) else { return };
     let own = rustix::process::geteuid().as_raw();
@@ -115,16 +117,16 @@ fn sweep(parent: &Path) {
     }
 }
 
-/// Reading by allow-list. Landlock knows no exceptions, so where something is
-/// hidden beneath a directory every entry of it is allowed by itself. What is made
-/// later directly in such a directory stays unreadable.
+/// Reading by allow-list. Landlock has no exceptions, so each entry of a directory with hidden
+/// paths is allowed by itself. An entry that is made later directly in such a directory stays
+/// unreadable.
 pub(super) struct Reads<'a> {
-    /// Trees not to be read.
+    /// Trees that must not be read.
     hidden: &'a [PathBuf],
-    /// Trees to be read, within those or not: the deepest path decides, and of the
-    /// same path this one.
+    /// Trees that may be read, inside hidden trees or not. The deepest path decides; for equal
+    /// paths this one does.
     shown: &'a [PathBuf],
-    /// The directories around what is hidden, by device and inode.
+    /// The directories around hidden paths, by device and inode.
     around: HashSet<(u64, u64)>,
 }
 
@@ -142,7 +144,7 @@ impl<'a> Reads<'a> {
 }
 
 impl Reads<'_> {
-    /// Allows them.
+    /// Allows reading the rest.
     pub(super) fn allow(&self, ruleset: &Ruleset) -> Result<(), LaunchError> {
         self.allow_beneath(ruleset, Path::new("/"), &mut { MAX_ENTRIES })
     }
@@ -156,7 +158,8 @@ impl Reads<'_> {
             (true, true) if !self.is_around_hidden(path) => allow_one(ruleset, path),
             (false, true) => Ok(()),
             (true, _) => {
-                // What cannot be listed stays unread, but for the way to what is named.
+                // A directory that cannot be listed stays unreadable, except for the paths to the
+                // named trees.
                 let Ok(entries) = path.read_dir() else {
                     return self.ways_from(path).iter().try_for_each(|way| self.allow_beneath(ruleset, way, budget));
                 };
@@ -174,19 +177,19 @@ impl Reads<'_> {
         }
     }
 
-    /// The entries of a directory through which something leads that is named.
+    /// Returns the entries of a directory that lead to a named tree.
     fn ways_from(&self, path: &Path) -> BTreeSet<PathBuf> {
         let below = |tree: &PathBuf| Some(path.join(tree.strip_prefix(path).ok()?.components().next()?));
         self.hidden.iter().chain(self.shown).filter_map(below).collect()
     }
 
-    /// Whether this is, by another mount, a directory around what is hidden: a rule about it
-    /// would be one about that, because Landlock's rules are about objects.
+    /// Returns whether this is, by another mount, a directory around a hidden path. A rule on it
+    /// would apply to the hidden path too, because Landlock rules apply to objects.
     fn is_around_hidden(&self, path: &Path) -> bool {
         !self.around.is_empty() && path.symlink_metadata().is_ok_and(|found| self.around.contains(&identity(&found)))
     }
 
-    /// Whether what holds for `path` holds for all of it.
+    /// Returns whether the state of `path` applies to everything beneath it.
     fn is_whole(&self, path: &Path) -> bool {
         let is_shown = self.is_shown(path);
         let others = if is_shown { self.hidden } else { self.shown };
@@ -205,7 +208,8 @@ fn is_strictly_within(path: &Path, outer: &Path) -> bool {
     path != outer && path.starts_with(outer)
 }
 
-/// What vanished since it was listed, or cannot carry a rule, needs none.
+/// Allows reading `path`. An object that has vanished since the listing, or that cannot have a
+/// rule, needs none.
 fn allow_one(ruleset: &Ruleset, path: &Path) -> Result<(), LaunchError> {
     match allow(ruleset, path, access::READ_FILE) {
         Err(LaunchError::Path { .. }) => Ok(()),
@@ -239,7 +243,7 @@ mod tests {
             ("/h/.ssh/open/closed", false, true),
             ("/h/.ssh/open/known", true, true),
             ("/h/agreed", true, true),
-            // What is made in it later is read, though one within it is named as well.
+            // Directories made in it later are readable, although one within it is named as well.
             ("/h/work", true, true),
         ] {
             let path = Path::new(path);

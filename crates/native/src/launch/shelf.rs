@@ -1,5 +1,5 @@
-//! Layers that a process holds for many runs: namespaces in which it may mount them, and
-//! where they are attached there.
+//! Layers that a process holds for many runs: the namespaces in which it mounts them, and their
+//! mount points there.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,18 +14,17 @@ use super::error::LaunchError;
 use super::merge::overlay_of;
 use super::step::Site;
 
-/// The namespaces of a process that holds layers: it may mount there, with its user as
-/// the only one. What the host unmounts is unmounted there too. The process must have one
-/// thread.
+/// Moves this process into namespaces in which it may mount, with its user as the only one.
+/// Unmounts on the host propagate into them. The process must have one thread.
 pub(crate) fn enter_own_mounts() -> Result<(), LaunchError> {
     let identity = claim_identity()?;
     unshare(flags::NEW_USER | flags::NEW_MOUNT).map_err(|errno| LaunchError::Clone { errno, namespaces: true })?;
     identity.apply(&mut Site::new(rustix::stdio::stdin(), None)).map_err(LaunchError::call("map the own user"))
 }
 
-/// A filesystem of this process's own, to hold mounts in: out of the way of every path of
-/// the host's that may be held. Another one lies on it, so that no path leads there, and who
-/// may look into this process from outside finds nothing.
+/// Mounts a filesystem of this process that holds further mounts, away from every path of the host
+/// that may be in use. Another filesystem covers it, so that no path leads to it. A process that
+/// inspects this one from outside finds nothing.
 pub(crate) fn mount_shelf() -> Result<OwnedFd, Errno> {
     let forbids = Forbids { devices: true, setuid: true, ..Forbids::default() };
     let new = || new_filesystem(c"tmpfs", &[(c"mode", c"0700")], forbids);
@@ -35,8 +34,8 @@ pub(crate) fn mount_shelf() -> Result<OwnedFd, Errno> {
     Ok(shelf)
 }
 
-/// A directory of the host beneath what is written in it, at `name` on a shelf. Only of
-/// what is attached can copies be had.
+/// Mounts an overlay at `name` on a shelf, with a directory of the host as its lower directory.
+/// Only mounts that are attached can be copied.
 pub(crate) fn shelve(
     shelf: BorrowedFd<'_>,
     name: &CStr,

@@ -1,11 +1,10 @@
-//! Walls that stand by themselves, for many commands one after the other or at
-//! once: an init without a command, and what enters afterwards.
+//! Persistent isolation for many commands, one after the other or at the same time: an init without
+//! a command, and processes that enter later.
 //!
-//! The root is empty but for what is named: of the host's files there is its
-//! system alone (see [`SYSTEM`]), read-only, and two directories that may be
-//! written. Each command enters as a child of a process that stays outside, with
-//! a filter, a listener and a Landlock domain of its own; whatever it leaves
-//! behind is the init's.
+//! The root is empty except for the named objects. Of the host's files it has only the system (see
+//! [`SYSTEM`]), read-only, and the directories that may be written. Each command enters as a child
+//! of a process that stays outside, with a seccomp filter, a listener and a Landlock domain of its
+//! own. The init adopts the processes that a command leaves behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, OsStr};
@@ -35,36 +34,37 @@ use super::outfit::Outfit;
 use super::step::{ScratchEntry, Step, TempSize, rights};
 use super::walls::Walls;
 
-/// What of the host's root is its system: programs, libraries, settings.
+/// System directories of the host's root: programs, libraries, settings.
 const SYSTEM: [&str; 9] = ["bin", "etc", "lib", "lib32", "lib64", "libx32", "opt", "sbin", "usr"];
-/// Of a root tree everything is, but for what the sandbox has of its own.
+/// Entries of a root tree that are not its system, because the sandbox has its own. All other
+/// entries are.
 const NOT_SYSTEM: [&str; 7] = ["dev", "home", "proc", "run", "sys", "tmp", "workspace"];
-/// Names of a root tree that are looked at.
+/// Most entries of a root tree that are read.
 const ENTRIES_MAX: usize = 256;
 
-/// What walls are built of.
+/// Specification of the root and the isolation.
 #[derive(Clone, Debug)]
 pub struct Grounds<'a> {
-    /// A root tree whose system is seen inside; the host's where absent.
+    /// A root tree with the system that is shown inside; absent for the host's.
     pub system: Option<&'a Path>,
-    /// Directories that may be written: the path inside, and where the host has it.
+    /// Directories that may be written: the path inside, and the path on the host.
     pub trees: Vec<(&'a Path, &'a Path)>,
-    /// The powers they are built for.
+    /// The powers for which the isolation is built.
     pub profile: &'a Profile,
-    /// Files with other content than the system's, read-only.
+    /// Read-only files that replace files of the system.
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
 
-/// Walls that stand. Dropping them ends every process within and waits for that.
+/// A persistent set of namespaces. Dropping it kills every process within and waits for their end.
 #[derive(Debug)]
 pub struct Standing {
     launched: Launched,
     walls: Arc<Walls>,
-    /// What every command may change by itself.
+    /// Rights that every command has without the broker.
     rights: Vec<(CString, u64)>,
     /// The directories that may be written, as paths inside.
     trees: Vec<PathBuf>,
-    /// What is hidden, as the profile names it.
+    /// The hidden paths, as the profile names them.
     hidden: Vec<RawText>,
     private_trees: Vec<PrivateTree>,
     abi: u32,
@@ -72,10 +72,10 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// Builds them. On an error nothing is left behind.
+    /// Builds the namespaces and the root. On an error nothing is left behind.
     ///
     /// # Errors
-    /// [`LaunchError`] names the step and what the kernel said.
+    /// [`LaunchError`] names the step and the kernel's error.
     pub fn build(grounds: &Grounds<'_>) -> Result<Self, LaunchError> {
         let abi = landlock::abi().map_err(LaunchError::Landlock)?;
         let system = system(grounds.system)?;
@@ -112,8 +112,8 @@ impl Standing {
     /// Starts making a command within.
     ///
     /// # Errors
-    /// [`LaunchError`], where the walls do not hold what the plan asks for, or not
-    /// even its first process could be had.
+    /// [`LaunchError`] if the isolation does not match the plan, or if not even the first process
+    /// could be made.
     pub fn enter(&self, plan: &Plan, outfit: &Outfit, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
         self.demand_fit(plan, outfit)?;
         let command = Command::new(plan, every_candidate(plan)?, outfit, Path::new("/run"), None)?;
@@ -123,8 +123,8 @@ impl Standing {
         }
         steps.extend([Step::KeyRing, Step::Allow(self.rights.clone()), Step::DropPrivileges, Step::Opaque]);
         let alone = steps.len();
-        // Nothing is scoped: the walls are those of all commands, which may signal
-        // each other and meet by any name within.
+        // Nothing is scoped, because all commands share the isolation. They may signal each other
+        // and connect by any name within.
         let rules = Ruleset::new(self.abi, access::changing(self.abi), 0, 0).map_err(LaunchError::Landlock)?;
         let parts = Parts {
             ruleset: Some(rules),
@@ -137,27 +137,27 @@ impl Standing {
         begin(blueprint, stdio)
     }
 
-    /// The init's number, as the caller sees it.
+    /// Returns the process ID of the init, as the caller sees it.
     pub fn init_pid(&self) -> u32 {
         self.launched.init_pid()
     }
 
-    /// Readable when the init is gone, and with it all that was within.
+    /// Returns a descriptor that is readable when the init and all processes within are gone.
     pub fn end_fd(&self) -> BorrowedFd<'_> {
         self.launched.end_fd()
     }
 
-    /// What the kernel really took.
+    /// Returns the report on the layers that the kernel enforces.
     pub fn report(&self) -> &EnforcementReport {
         self.launched.report()
     }
 
-    /// What of their network is the caller's.
+    /// Returns the caller's sockets of the network.
     pub fn take_network(&mut self) -> Option<NetworkEnds> {
         self.launched.take_network()
     }
 
-    /// Whether `path`, as it is seen inside, lies in a directory that may be written.
+    /// Returns whether `path`, as it is seen inside, is in a directory that may be written.
     pub fn holds(&self, path: &Path) -> bool {
         self.trees.iter().any(|tree| path.starts_with(tree))
     }
@@ -182,7 +182,7 @@ impl Standing {
         }
     }
 
-    /// Writable paths of the plan that are not here.
+    /// Returns the writable paths of the plan that do not exist here.
     fn missing(&self, plan: &Plan) -> Vec<PathBuf> {
         let private = |path: &Path| self.private_trees.iter().any(|tree| path.starts_with(&tree.path));
         let paths = plan.profile.filesystem.write.iter().map(RawText::as_path);
@@ -198,7 +198,7 @@ fn steps(
 ) -> Result<Vec<Step>, LaunchError> {
     let limits = &grounds.profile.limits;
     let outfit = Outfit { files: grounds.files.clone(), ..Outfit::default() };
-    // All but the copy of the host's root.
+    // All first steps but the copy of the host's root.
     let mut steps: Vec<Step> = first_steps(mapped_by_caller)?.into_iter().take(FIRST_STEPS - 1).collect();
     let size = limits.temp_bytes.map(TempSize::new).transpose()?;
     steps.extend([
@@ -218,10 +218,10 @@ fn steps(
     Ok(steps)
 }
 
-/// What is seen at which path.
+/// Returns the kind of mount at each path.
 fn natures(grounds: &Grounds<'_>, system: &[(PathBuf, PathBuf)]) -> Result<BTreeMap<PathBuf, Nature>, LaunchError> {
     let mut natures = BTreeMap::from([(PathBuf::from("/dev"), Nature::Devices)]);
-    // What a root tree has of their parents must have them as well.
+    // If a root tree contains a parent of the path, it must contain the path as well.
     let has_place = |path: &Path| {
         let around = system.iter().find(|(inside, _)| path.starts_with(inside));
         around.is_none_or(|(inside, from)| is_plain_directory(&from.join(path.strip_prefix(inside).unwrap_or(path))))
@@ -255,7 +255,7 @@ fn natures(grounds: &Grounds<'_>, system: &[(PathBuf, PathBuf)]) -> Result<BTree
             else {
                 continue;
             };
-            // Elsewhere it is not seen.
+            // A hidden path elsewhere is not visible.
             if let Ok(beneath) = found.strip_prefix(&from) {
                 natures.insert(inside.join(beneath), Nature::Hidden(placeholder_children(&found)));
             }
@@ -265,8 +265,7 @@ fn natures(grounds: &Grounds<'_>, system: &[(PathBuf, PathBuf)]) -> Result<BTree
     Ok(natures)
 }
 
-/// The top directories and links of the system: the path inside, and where the
-/// host has it.
+/// Returns the top directories and links of the system: the path inside, and the path on the host.
 fn system(tree: Option<&Path>) -> Result<Vec<(PathBuf, PathBuf)>, LaunchError> {
     let Some(tree) = tree else {
         let all = SYSTEM.iter().map(|name| Path::new("/").join(name));
@@ -284,7 +283,7 @@ fn system(tree: Option<&Path>) -> Result<Vec<(PathBuf, PathBuf)>, LaunchError> {
     Ok(found)
 }
 
-/// The empty root: where things are attached, and the links of the system.
+/// Returns the entries of the empty root: the mount points, and the links of the system.
 fn skeleton(grounds: &Grounds<'_>, system: &[(PathBuf, PathBuf)]) -> Result<Vec<ScratchEntry>, LaunchError> {
     let mut directories = BTreeSet::from(["proc", "dev", "sys"].map(PathBuf::from));
     let mut entries = Vec::new();
@@ -312,7 +311,8 @@ fn beneath_root(path: &Path) -> Result<CString, LaunchError> {
     c_string(relative(path).as_os_str())
 }
 
-/// What every command may change by itself: the private trees and the devices.
+/// Returns the rights that every command has without the broker: on the private trees and the
+/// devices.
 fn own_rights(attachments: &[Attachment]) -> Result<Vec<(CString, u64)>, LaunchError> {
     let device = access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV;
     let mut all = vec![(c"/dev/pts".to_owned(), device)];

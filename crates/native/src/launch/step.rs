@@ -1,6 +1,5 @@
-//! How the sandbox is built, step by step. Each step is a value that can be
-//! applied (in the child, by system calls alone) and described (in the parent,
-//! for the report and for errors).
+//! The steps that build the sandbox. Each step is a value. The child applies it by system calls
+//! alone; the parent describes it for the report and for errors.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,43 +24,43 @@ use super::network::Network;
 use super::walls::Walls;
 use crate::limits::{Quota, temp_inodes};
 
-/// Terminals of one run: the machine has some thousands for all.
+/// Most terminals of one run. The whole machine has some thousands.
 const TERMINALS_MAX: &CStr = c"256";
 
-/// The walls of level full, beside the user and PID namespaces.
+/// The namespaces of level full, beside the user and PID namespaces.
 const NAMESPACES: u64 = flags::NEW_MOUNT | flags::NEW_NET | flags::NEW_IPC | flags::NEW_UTS | flags::NEW_CGROUP;
 
-/// What steps hand to each other. Lives in the child.
+/// State that the steps share. Exists in the child.
 #[derive(Debug)]
 pub(super) struct Site<'a> {
-    /// Word from the caller.
+    /// Socket to the caller.
     pub(super) control: BorrowedFd<'a>,
-    /// The rules that the command will be under, once they are there.
+    /// The Landlock rules for the command, if they exist already.
     pub(super) ruleset: Option<&'a Ruleset>,
-    /// The kernel's files, not yet attached.
+    /// The procfs, not yet attached.
     proc: Option<OwnedFd>,
     /// The new root.
     root: Option<OwnedFd>,
-    /// The workspace beneath what the run writes in it, not yet attached.
+    /// The overlay over the workspace, not yet attached.
     overlay: Option<OwnedFd>,
-    /// Directories beneath what runs write in them, not yet attached. What could not be
-    /// made is absent.
+    /// Overlays over other directories, not yet attached. An overlay that could not be made is
+    /// absent.
     pub(super) merged: [Option<OwnedFd>; MAX_MERGED],
-    /// The bits of those that could not be.
+    /// Bits of the overlays that could not be made.
     pub(super) unmerged: u16,
     /// Retries so far for layers whose upper directories were still mounted.
     pub(super) busy_retries: u32,
-    /// The same as `scratch`, but nothing can be changed by it.
+    /// The same filesystem as `scratch`, mounted read-only.
     placeholders: Option<OwnedFd>,
     /// The run's own temporary filesystem.
     pub(super) scratch: Option<OwnedFd>,
-    /// Tells when a hidden thing is opened.
+    /// The inotify instance that reports openings of hidden paths.
     pub(super) watches: Option<OwnedFd>,
     /// The private directory of level restricted, once it is made.
     pub(super) private_directory: Option<OwnedFd>,
     /// Sockets of the network namespace.
     pub(super) network: Option<Network>,
-    /// Walls that others are to enter.
+    /// Namespaces that later commands enter.
     pub(super) walls: Option<Walls>,
 }
 
@@ -85,9 +84,9 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// Lets the command do `rights` beneath `object` by itself.
+    /// Lets the command use `rights` beneath `object` without the broker.
     pub(super) fn allow(&self, object: BorrowedFd<'_>, rights: u64) -> Result<(), Errno> {
-        // Walls that stand by themselves have no command to allow anything to.
+        // A persistent sandbox has no command of its own, so there is no ruleset.
         self.ruleset.map_or(Ok(()), |ruleset| ruleset.allow(object, rights))
     }
 
@@ -109,64 +108,64 @@ impl<'a> Site<'a> {
 pub(super) enum Step {
     /// An ordinary user maps itself.
     ClaimIdentity { uid_map: CString, gid_map: CString },
-    /// Root is mapped by the caller, and gives up its groups.
+    /// The caller maps root, and root drops its groups.
     AwaitIdentity,
-    /// Root without namespaces gives up its groups.
+    /// Root without namespaces drops its groups.
     LeaveGroups,
-    /// A directory of the run's own, which it may change as it likes.
+    /// Makes a directory of the run's own, with these Landlock rights.
     PrivateDirectory { path: CString, rights: u64 },
-    /// A file in that directory.
+    /// Makes a file in that directory.
     OwnFile { name: CString, content: Vec<u8> },
-    /// The namespaces that the init was not made with.
+    /// Enters the namespaces in which the init was not created.
     Namespaces,
-    /// A session key ring of its own.
+    /// Joins a new session key ring.
     KeyRing,
-    /// Mounts made from now on are seen by nobody else.
+    /// Makes later mounts invisible to other mount namespaces.
     PrivateMounts,
-    /// The kernel's files of the new PID namespace.
+    /// Makes the procfs of the new PID namespace.
     Proc,
-    /// A share of what the kernel counts for the user.
+    /// Sets a share of the resources that the kernel counts for the user.
     Quotas(Vec<Quota>),
-    /// A copy of the host's root.
+    /// Copies the host's root.
     CopyRoot,
-    /// The workspace beneath what the run writes in it.
+    /// Makes the overlay over the workspace.
     Stage { workspace: Spot, overlay: Overlay },
-    /// A directory beneath what runs of the workspace wrote in it.
+    /// Makes an overlay for the writes of the workspace's runs over a directory.
     Merge { index: usize, lower: Spot, overlay: Overlay },
-    /// The layers that another process holds, from the caller.
+    /// Receives from the caller the layers that another process holds.
     TakeLayers,
-    /// The copy attached and made read-only.
+    /// Attaches the copy of the root and makes it read-only.
     Root { size: Option<TempSize> },
-    /// Directories and files in the run's own filesystem.
+    /// Makes directories and files in the run's own filesystem.
     Scratch(Vec<ScratchEntry>),
-    /// One thing attached over the root.
+    /// Attaches one object over the root.
     Attach(Attachment),
-    /// The devices and what belongs to them.
+    /// Attaches the devices and the files that belong to them.
     Devices(Vec<Device>),
-    /// Watches on the placeholders, in this order.
+    /// Watches the placeholders, in this order.
     Watch(Vec<CString>),
-    /// The loopback interface, on which every address is its own, and what the
-    /// way out needs there.
+    /// Sets up the loopback interface, which owns every address, and the sockets for the egress
+    /// proxy.
     Network,
-    /// The new root becomes the only one.
+    /// Makes the new root the only one.
     SwapRoot,
-    /// Orphans come to the init, so that it can end them.
+    /// Makes the init a subreaper, so that it can kill orphans.
     AdoptOrphans,
-    /// No capabilities, no way to get them back.
+    /// Drops all capabilities, with no way to get them back.
     DropPrivileges,
-    /// A root with nothing in it but where things are attached.
+    /// Makes a root that holds only mount points.
     EmptyRoot(Vec<ScratchEntry>),
-    /// Descriptors of all walls, for those who are to come in later.
+    /// Opens descriptors of all namespaces, for the commands that enter later.
     HoldWalls,
-    /// Walls that stand already are entered.
+    /// Enters the namespaces of a persistent sandbox.
     Enter(Arc<Walls>),
-    /// What the command may do by itself, in what stands already.
+    /// Adds the rights that the command has without the broker in a persistent sandbox.
     Allow(Vec<(CString, u64)>),
-    /// Nobody inside can look into this process or what is forked of it.
+    /// Prevents processes inside from inspecting this process or its children.
     Opaque,
 }
 
-/// How much the run's own filesystem holds, as its options say it (tmpfs(5)).
+/// Size of the run's own filesystem, as mount options (tmpfs(5)).
 #[derive(Debug)]
 pub(super) struct TempSize {
     bytes: CString,
@@ -174,7 +173,7 @@ pub(super) struct TempSize {
 }
 
 impl TempSize {
-    /// Of so many bytes, with files in proportion.
+    /// Makes the size for `bytes`, with a number of files in proportion.
     pub(super) fn new(bytes: u64) -> Result<Self, LaunchError> {
         let text = |number: u64| {
             CString::new(number.to_string()).map_err(|_| LaunchError::Unfit("a size is no number".to_owned()))
@@ -183,19 +182,19 @@ impl TempSize {
     }
 }
 
-/// Something in the run's own filesystem.
+/// An entry of the run's own filesystem.
 #[derive(Debug)]
 pub(super) enum ScratchEntry {
     Directory(CString, u32),
     EmptyFile(CString),
-    /// Nobody without capabilities can open it, whoever owns it.
+    /// Cannot be opened without capabilities, whoever owns it.
     ClosedFile(CString),
     File(CString, Vec<u8>),
     Link(CString, CString),
 }
 
 impl Step {
-    /// A stable name.
+    /// Returns a stable name.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::ClaimIdentity { .. } | Self::AwaitIdentity => "identity",
@@ -226,7 +225,7 @@ impl Step {
         }
     }
 
-    /// The layer of the report that it belongs to.
+    /// Returns the layer of the report to which the step belongs.
     pub(super) fn layer(&self) -> &'static str {
         match self {
             Self::ClaimIdentity { .. } | Self::AwaitIdentity | Self::Quotas(_) => "user-namespace",
@@ -240,7 +239,7 @@ impl Step {
         }
     }
 
-    /// What it does, for a person.
+    /// Returns a description of the step for users.
     pub(super) fn describe(&self) -> String {
         match self {
             Self::ClaimIdentity { .. } => "mapped to itself, no other user or group exists inside".to_owned(),
@@ -280,7 +279,7 @@ impl Step {
         }
     }
 
-    /// Does it. System calls only.
+    /// Applies the step. Uses system calls only.
     pub(super) fn apply(&self, site: &mut Site<'_>) -> Result<(), Errno> {
         match self {
             Self::ClaimIdentity { uid_map, gid_map } => claim_identity(uid_map, gid_map),
@@ -323,7 +322,7 @@ impl Step {
                 swap_root()
             }
             Self::AdoptOrphans => stockade_sys::reap::adopt_orphans(),
-            // The init listens inside on behalf of the way out, on any port.
+            // The init listens inside for the egress proxy, on any port.
             Self::DropPrivileges if site.network.is_some() => caps::drop_all_but(CapabilitySet::NET_BIND_SERVICE),
             Self::DropPrivileges => caps::drop_all(),
             Self::EmptyRoot(entries) => {
@@ -375,8 +374,8 @@ fn write_file(path: &CStr, bytes: &[u8]) -> Result<(), Errno> {
     rustix::io::write(&file, bytes).map(drop)
 }
 
-/// No wall: before kernel 6.9, and where /proc/sys is read-only, the run has as much as its
-/// user.
+/// Sets the quotas, best effort. They are no security boundary: before kernel 6.9, and if /proc/sys
+/// is read-only, the run has the whole quota of its user.
 fn set_quotas(quotas: &[Quota]) -> Result<(), Errno> {
     for quota in quotas {
         let _ = write_file(quota.file, quota.amount.as_bytes());
@@ -391,10 +390,9 @@ fn await_identity(control: BorrowedFd<'_>) -> Result<(), Errno> {
     }
 }
 
-/// The root is copied before anything is attached to the old one, and attached
-/// before anything is attached to it. Both the run's own filesystem and the new
-/// root are put over `/proc`, which every system has and which is not looked at
-/// again.
+/// Builds the new root. The root is copied before anything is attached to the old one, and attached
+/// before anything is attached to it. Both the run's own filesystem and the new root are attached
+/// over `/proc`, because every system has this directory and it is not used again.
 fn build_root(site: &mut Site<'_>, size: Option<&TempSize>) -> Result<(), Errno> {
     let root = site.root.take().ok_or(Errno::BADF)?;
     let (bytes, files) = size.map_or((c"", c""), |size| (&*size.bytes, &*size.files));
@@ -403,8 +401,8 @@ fn build_root(site: &mut Site<'_>, size: Option<&TempSize>) -> Result<(), Errno>
     let forbids = Forbids { devices: true, setuid: true, ..Forbids::default() };
     let scratch = new_filesystem(c"tmpfs", &scratch_options[..used], forbids)?;
     attach_at(scratch.as_fd(), CWD, c"/proc")?;
-    // Made read-only once, not at each copy. Attached, because only of what is
-    // attached can copies be had (before kernel 6.15).
+    // The mount is made read-only once, not for each copy. It is attached, because only attached
+    // mounts can be copied (before kernel 6.15).
     let placeholders = copy_tree(scratch.as_fd(), c"")?;
     restrict(placeholders.as_fd(), Forbids { write: true, ..forbids }, false)?;
     attach_at(placeholders.as_fd(), CWD, c"/proc")?;
@@ -442,15 +440,14 @@ fn fill_file(directory: BorrowedFd<'_>, name: &CStr, content: &[u8]) -> Result<(
     Ok(())
 }
 
-/// Opens `path` of the old root, or beneath `root`, following no link at all.
-/// Not with O_NOFOLLOW: that would open a link at the end in spite of
-/// NO_SYMLINKS.
+/// Opens `path` of the old root, or beneath `root`, without following any link. O_NOFOLLOW is not
+/// used, because it would open a link at the end in spite of NO_SYMLINKS.
 pub(super) fn open_plain(root: BorrowedFd<'_>, path: &CStr, within: ResolveFlags) -> Result<OwnedFd, Errno> {
     let resolve = within | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
 }
 
-/// ESTALE where the object at a path is no longer the one that was looked at.
+/// Returns ESTALE if the object is not the one that was examined.
 pub(super) fn verify(object: BorrowedFd<'_>, identity: Identity) -> Result<(), Errno> {
     let stat = fstat(object)?;
     if (stat.st_dev, stat.st_ino) == (identity.device, identity.inode) { Ok(()) } else { Err(Errno::STALE) }
@@ -476,7 +473,7 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
     };
     let forbids = Forbids { write: true, devices: true, setuid: true, exec: false };
     match attachment.nature {
-        // These carry what the run's own filesystem forbids already.
+        // The run's own filesystem already has these restrictions.
         Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Hidden(_) | Nature::Provided(_) => {}
         Nature::Writable | Nature::Kept | Nature::Staged | Nature::Brought { writable: true, .. } => {
             restrict(tree.as_fd(), Forbids { write: false, ..forbids }, true)?;
@@ -488,11 +485,10 @@ fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno>
     site.allow(tree.as_fd(), rights(attachment))
 }
 
-/// What Landlock lets the command do there by itself. In a writable root of the
-/// host's that is nothing: every change there is made by the broker,
-/// which is what protects names that do not exist yet. Rights reach through
-/// mounts to whatever lies beneath, so a private tree around such a root gets
-/// no more than the root.
+/// Returns the Landlock rights of the command on an attachment. In a writable root of the host
+/// there are none: the broker makes every change there, which protects names that do not exist yet.
+/// Rights apply through mounts to everything beneath. A private tree around such a root therefore
+/// gets no more rights than the root.
 pub(super) fn rights(attachment: &Attachment) -> u64 {
     match attachment.nature {
         Nature::Private(_) | Nature::Kept if attachment.floor_allows => access::changing(u32::MAX),
@@ -515,8 +511,8 @@ fn make_scaffold(scratch: BorrowedFd<'_>, attachment: &Attachment) -> Result<(),
     }
 }
 
-/// `/dev` is attached already. Device nodes cannot be made in a user namespace:
-/// the host's are attached one by one, each looked at after it was opened.
+/// Attaches the devices; `/dev` is attached already. Device nodes cannot be made in a user
+/// namespace. The host's nodes are attached one by one, and each is checked after it was opened.
 fn attach_devices(site: &mut Site<'_>, devices: &[Device]) -> Result<(), Errno> {
     let directory = open_plain(site.root()?, c"dev", ResolveFlags::IN_ROOT)?;
     for device in devices {
@@ -528,8 +524,8 @@ fn attach_devices(site: &mut Site<'_>, devices: &[Device]) -> Result<(), Errno> 
         attach_at(node.as_fd(), directory.as_fd(), device.name)?;
         site.allow(node.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
     }
-    // The nodes are the host's: their owner could change their modes. Opening
-    // a device for writing does not ask whether its mount is read-only.
+    // The nodes belong to the host, so their owner could change their modes. A read-only mount does
+    // not prevent opening a device for writing.
     let forbids = Forbids { setuid: true, exec: true, ..Forbids::default() };
     restrict(directory.as_fd(), Forbids { write: true, ..forbids }, true)?;
     let options = [(c"newinstance", c""), (c"ptmxmode", c"0666"), (c"mode", c"0620"), (c"max", TERMINALS_MAX)];
@@ -538,7 +534,8 @@ fn attach_devices(site: &mut Site<'_>, devices: &[Device]) -> Result<(), Errno> 
     site.allow(terminals.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)
 }
 
-/// Its name is unguessable, so whoever made it first meant harm.
+/// Makes the private directory. Its name is unguessable, so an existing directory of that name is
+/// an attack.
 fn make_private_directory(site: &mut Site<'_>, path: &CStr, rights: u64) -> Result<(), Errno> {
     mkdirat(CWD, path, Mode::RWXU)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -548,10 +545,10 @@ fn make_private_directory(site: &mut Site<'_>, path: &CStr, rights: u64) -> Resu
     Ok(())
 }
 
-/// The caller reads events by the number of the watch: 1 for the first name, as
-/// inotify counts in a fresh instance. A user has few instances (128), and of watches
-/// what others left: without, all is hidden as well, and the report says that nobody
-/// is told of openings.
+/// Watches the placeholders. The caller identifies events by the number of the watch: 1 for the
+/// first name, as inotify counts in a new instance. A user has few instances (128), and shares the
+/// watches with other programs. Without them all paths stay hidden, but openings are not reported,
+/// and the enforcement report states this.
 fn watch(site: &mut Site<'_>, names: &[CString]) -> Result<(), Errno> {
     let watches = match inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK) {
         Err(Errno::MFILE) => return Ok(()),
@@ -571,7 +568,7 @@ fn watch(site: &mut Site<'_>, names: &[CString]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// True where the object named by `path` is the one that was looked at.
+/// Returns an error unless the object at `path` is the one that was examined.
 pub(super) fn verify_directory(path: &CStr, identity: Identity) -> Result<(), Errno> {
     let stat = rustix::fs::statat(CWD, path, AtFlags::empty())?;
     if (stat.st_dev, stat.st_ino) == (identity.device, identity.inode) { Ok(()) } else { Err(Errno::STALE) }

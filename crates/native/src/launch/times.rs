@@ -1,7 +1,6 @@
-//! Where the time of a start went inside the sandbox: what the init and the command
-//! marked, told as trace events of the target [`TARGET`] with the fields `process`,
-//! `step`, and `from` and `to` in nanoseconds as [`marks::now`] counts them. Silent
-//! unless marks are kept.
+//! Timing of a start inside the sandbox: the marks of the init and the command as trace events of
+//! the target [`TARGET`]. The fields are `process`, `step`, and `from` and `to` in nanoseconds of
+//! the clock of [`marks::now`]. There are no events unless marks are kept.
 
 use stockade_sys::marks;
 use tracing::trace;
@@ -9,10 +8,10 @@ use tracing::trace;
 use super::blueprint::Blueprint;
 use super::child::{COMMAND_MADE, ENDED, FIRST_STAGE, INIT_MADE, REAPED, RELEASED, STAGES};
 
-/// What the events of this file are filtered by.
+/// Target of the events of this file.
 pub const TARGET: &str = "stockade::times";
 
-/// What was marked until the command stood before its first instruction.
+/// Reports the marks up to the time when the command was held before its first instruction.
 pub(super) fn tell_building(blueprint: &Blueprint) {
     let Some(begun) = marks::take(INIT_MADE) else { return };
     let taken = (0..blueprint.step_count().min(FIRST_STAGE)).filter_map(|index| Some((index, marks::take(index)?)));
@@ -22,7 +21,7 @@ pub(super) fn tell_building(blueprint: &Blueprint) {
             (name, detail, to)
         })
         .collect();
-    // Many steps of a kind are one row: most plans attach dozens of paths.
+    // Consecutive steps of one kind are one row, because most plans attach dozens of paths.
     let mut from = begun;
     for alike in taken.chunk_by(|one, next| one.0 == next.0) {
         let (Some((name, first, _)), Some((.., to))) = (alike.first(), alike.last()) else { continue };
@@ -38,7 +37,7 @@ pub(super) fn tell_building(blueprint: &Blueprint) {
     }
 }
 
-/// What was marked from then to the end.
+/// Reports the marks from then to the end.
 pub(super) fn tell_end() {
     let (released, ended, reaped) = (marks::take(RELEASED), marks::take(ENDED), marks::take(REAPED));
     if let (Some(released), Some(ended)) = (released, ended) {

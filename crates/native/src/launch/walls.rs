@@ -1,5 +1,5 @@
-//! The namespaces of a sandbox that stands, as descriptors: whoever holds them
-//! can have processes made within, and they last as long as somebody does.
+//! The namespaces of a persistent sandbox, as descriptors. A process that holds them can make
+//! processes within. The namespaces exist as long as a process holds them.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,8 +8,8 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use stockade_sys::Errno;
 use stockade_sys::clone::{enter, flags};
 
-/// Which there are, in the order in which they are entered: within the user
-/// namespace the caller has the power to enter the others.
+/// The namespaces, in the order in which they are entered. In the user namespace the caller has the
+/// capabilities to enter the others.
 const NAMESPACES: [(&CStr, u64); Walls::COUNT] = [
     (c"/proc/self/ns/user", flags::NEW_USER),
     (c"/proc/self/ns/ipc", flags::NEW_IPC),
@@ -17,7 +17,7 @@ const NAMESPACES: [(&CStr, u64); Walls::COUNT] = [
     (c"/proc/self/ns/net", flags::NEW_NET),
     (c"/proc/self/ns/cgroup", flags::NEW_CGROUP),
     (c"/proc/self/ns/pid", flags::NEW_PID),
-    // The last: it changes what a path means.
+    // The last one, because it changes the meaning of paths.
     (c"/proc/self/ns/mnt", flags::NEW_MOUNT),
 ];
 
@@ -28,7 +28,7 @@ pub(super) struct Walls([OwnedFd; Self::COUNT]);
 impl Walls {
     pub(super) const COUNT: usize = 7;
 
-    /// Those of this process. System calls only.
+    /// Opens the namespaces of this process. Uses system calls only.
     pub(super) fn of_this_process() -> Result<Self, Errno> {
         let mut opened = [const { None }; Self::COUNT];
         for (slot, (path, _)) in opened.iter_mut().zip(NAMESPACES) {
@@ -37,21 +37,21 @@ impl Walls {
         Self::of(opened).ok_or(Errno::BADF)
     }
 
-    /// Those that another process opened, in the order of [`fds`](Self::fds).
+    /// Takes over namespaces that another process opened, in the order of [`fds`](Self::fds).
     pub(super) fn of(descriptors: impl IntoIterator<Item = Option<OwnedFd>>) -> Option<Self> {
         let mut descriptors = descriptors.into_iter().map_while(|fd| fd);
         let mut next = || descriptors.next();
         Some(Self([next()?, next()?, next()?, next()?, next()?, next()?, next()?]))
     }
 
-    /// To hand over or to keep open.
+    /// Returns the descriptors, to pass them or to keep them open.
     pub(super) fn fds(&self) -> [BorrowedFd<'_>; Self::COUNT] {
         self.0.each_ref().map(OwnedFd::as_fd)
     }
 
-    /// Moves this process, which must have one thread, into them; of the PID
-    /// namespace it becomes no part, only what it forks from now on. Its root and
-    /// its directory are those of the sandbox then. System calls only.
+    /// Moves this process, which must have one thread, into the namespaces. Only its later children
+    /// enter the PID namespace. Its root and working directory are then those of the sandbox. Uses
+    /// system calls only.
     pub(super) fn enter(&self) -> Result<(), Errno> {
         self.0.iter().zip(NAMESPACES).try_for_each(|(fd, (_, kind))| enter(fd.as_fd(), kind))
     }

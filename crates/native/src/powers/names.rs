@@ -1,4 +1,4 @@
-//! What a name is: guarded, judged by what it says, or known to mean nothing.
+//! Classification of names: guarded, judged by content, or known to be harmless.
 
 use stockade_model::Operation;
 
@@ -7,8 +7,8 @@ use crate::guards::fold;
 use crate::guards::git_part::{GitPart, Judged};
 use crate::guards::project_part::{ProjectPart, is_in_dependencies};
 
-/// Directories of settings of editors, agents and hooks: what is in them is guarded, and they
-/// themselves mean nothing.
+/// Settings directories of editors, agents and hooks. Their content is guarded; an empty one has no
+/// effect.
 const SETTINGS_DIRECTORIES: [&str; 18] = [
     ".agents",
     ".amazonq",
@@ -31,8 +31,8 @@ const SETTINGS_DIRECTORIES: [&str; 18] = [
 ];
 
 impl Powers {
-    /// What `path` is in the directory of a repository whose parts are judged by what they
-    /// are and say. None where it is guarded, or free, as any other name.
+    /// Returns the kind of `path` in the directory of a repository, the parts of which are judged
+    /// by name and content. Returns `None` if it is guarded or free like any other name.
     pub(crate) fn git_part(&self, path: &[u8]) -> Option<GitPart> {
         if !self.judges || self.is_staged(path) || self.in_private_tree(path) {
             return None;
@@ -42,7 +42,7 @@ impl Powers {
         (self.names.matches(&path[..top]).is_some() && !self.is_guarded_above(path, root, top)).then_some(part)
     }
 
-    /// How what gets the name `path` is judged, if it is.
+    /// Returns how content that gets the name `path` is judged, if it is.
     pub(crate) fn judged(&self, path: &[u8]) -> Option<Judged> {
         if let Some(part) = self.git_part(path) {
             return part.judged();
@@ -57,12 +57,12 @@ impl Powers {
         }
     }
 
-    /// What `path` is among the settings of a project, where these are guarded.
+    /// Returns the kind of `path` among the settings of a project, if these are guarded.
     fn project_part(&self, path: &[u8]) -> Option<ProjectPart> {
         let root = deepest(&self.writable, path)?.len();
         let (unit, part) = ProjectPart::of(path, root)?;
         let is_judged = self.judges && !self.is_staged(path) && !self.in_private_tree(path);
-        // What is hidden is not even read by the broker for anybody.
+        // The broker does not read hidden files on behalf of any process.
         let is_judged = is_judged && self.hides(path).is_none();
         // A profile may guard one of the files by its own name.
         let is_apart = unit < path.len() && self.names.matches(path).is_some();
@@ -70,22 +70,23 @@ impl Powers {
         (is_judged && is_unit && !is_apart).then_some(part)
     }
 
-    /// Whether what `path` is called says what it is, whatever lies beside it.
+    /// Returns whether the name of `path` decides on its kind, whatever is beside it.
     pub(crate) fn is_known_part(&self, path: &[u8]) -> bool {
         self.git_part(path).is_some_and(|part| !part.is_in_store() && part != GitPart::Guarded)
     }
 
-    /// Whether a shorter path than `end` bytes beneath the root is guarded.
+    /// Returns whether a prefix of `path` that ends beneath the root and before byte `end` is
+    /// guarded.
     fn is_guarded_above(&self, path: &[u8], root: usize, end: usize) -> bool {
         prefix_ends(path).into_iter().any(|at| at > root && at < end && self.names.matches(&path[..at]).is_some())
     }
 
-    /// Whether `path` is a file of a project's settings that is judged by what it says.
+    /// Returns whether `path` is a file of a project's settings that is judged by its content.
     pub(crate) fn is_project_settings(&self, path: &[u8]) -> bool {
         matches!(self.project_part(path), Some(ProjectPart::File(_)))
     }
 
-    /// Whether `path` is, or lies in, something with a guarded name; granted or not.
+    /// Returns whether `path` is, or is within, an object with a guarded name, granted or not.
     pub(crate) fn has_guarded_name(&self, path: &[u8]) -> bool {
         if self.git_part(path).is_some_and(GitPart::is_free) {
             return false;
@@ -94,8 +95,8 @@ impl Powers {
         prefix_ends(path).into_iter().any(|end| end > above && self.names.matches(&path[..end]).is_some())
     }
 
-    /// Whether `path` lies in a writable root, and in no directory that a version control system
-    /// or the engine has for itself.
+    /// Returns whether `path` is in a writable root, and in no directory that a version control
+    /// system or the engine has for itself.
     pub(crate) fn is_of_work_tree(&self, path: &[u8]) -> bool {
         const OWN: [&[u8]; 5] = [b".git", b".hg", b".svn", b".jj", b".stockade"];
         let beneath = self.root_length(path).map(|length| &path[length..]);
@@ -106,8 +107,8 @@ impl Powers {
             })
     }
 
-    /// Whether `path` is, or lies in, a directory of settings of an editor or an agent which says
-    /// nothing by being there, and no other guarded name is above it.
+    /// Returns whether `path` is, or is within, a settings directory of an editor or an agent, with
+    /// no other guarded name above it. The mere existence of such a directory has no effect.
     pub(crate) fn is_directory_of_settings(&self, path: &[u8]) -> bool {
         let Some(length) = self.root_length(path) else { return false };
         let mut units = prefix_ends(path)
@@ -119,25 +120,25 @@ impl Powers {
             && units.next().is_none()
     }
 
-    /// Whether `path` lies in a directory of dependencies: settings there are nobody's who works
-    /// in the project.
+    /// Returns whether `path` is in a directory of dependencies. Settings there do not belong to
+    /// the users of the project.
     pub(crate) fn is_in_dependencies(&self, path: &[u8]) -> bool {
         self.is_of_work_tree(path) && self.root_length(path).is_some_and(|length| is_in_dependencies(path, length))
     }
 
-    /// Whether what `path` is called says that this may be done to it, guarded or not.
+    /// Returns whether the name of `path` permits this operation, guarded or not.
     pub(super) fn permits_by_name(&self, operation: Operation, path: &[u8]) -> bool {
         match self.git_part(path) {
             Some(part) => part.permits(operation),
             None => match self.project_part(path) {
                 Some(part) => part.permits(operation),
-                // As with what is judged in the directory of a repository.
+                // As for judged content in the directory of a repository.
                 None => operation == Operation::Remove && self.judged(path).is_some(),
             },
         }
     }
 
-    /// The deepest protected unit strictly beneath `root` that holds `path`.
+    /// Returns the deepest protected unit strictly beneath `root` that contains `path`.
     pub(super) fn boundary<'p>(&self, root: &[u8], path: &'p [u8]) -> Option<(&'p [u8], String)> {
         let mut ends = prefix_ends(path);
         ends.reverse();
