@@ -280,7 +280,7 @@ fn carry_out(stage: &Stage, ground: &Ground<'_>, journal: &Journal, watch: &mut 
 }
 
 fn undo(stage: &Stage, ground: &Ground<'_>, journal: &Journal, watch: &mut dyn Watch) -> Result<(), PathError> {
-    // Not reached after a later interruption: a commit that is marked as done is not undone.
+    // Recovery never undoes a commit that is marked as done.
     backward(ground, &journal.steps, watch)?;
     flush(ground, journal)?;
     journal::forget(stage)?;
