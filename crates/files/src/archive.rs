@@ -27,7 +27,7 @@ pub struct Bounds {
     pub entries: u64,
 }
 
-/// One member.
+/// A member of an archive.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub path: TreePath,

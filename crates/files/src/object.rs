@@ -1,4 +1,4 @@
-//! One object of a tree, open by descriptor: its kind, metadata and content. A symbolic link is
+//! An object of a tree, open by descriptor: its kind, metadata and content. A symbolic link is
 //! never followed, and no path of several components is passed to the kernel without [`BENEATH`].
 //! Independent of overlays.
 
@@ -130,7 +130,7 @@ pub struct Mark {
 /// Extended attributes, sorted by name.
 pub type Attributes = Vec<(RawText, RawText)>;
 
-/// An open object. Its descriptor (`O_PATH`) only identifies it.
+/// An open object, identified by an `O_PATH` descriptor.
 #[derive(Debug)]
 pub struct Object {
     /// Descriptor of the object.

@@ -1,4 +1,4 @@
-//! One tree: reads and changes its files.
+//! A tree: reads and changes its files.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -30,8 +30,8 @@ const BLOCK_BYTES: usize = 64 * 1024;
 /// path of the changed object itself, only the state before the change counts.
 pub type Exists<'a> = &'a dyn Fn(&TreePath) -> bool;
 
-/// Callback that returns the reason why an object of this kind must not be made, replaced, moved or
-/// removed at a path, or `None` if it may. Called for each name before the operation.
+/// Callback that returns the reason why no object of this kind may be made, replaced, moved or
+/// removed at a path, or `None`. Called for each name before the operation.
 pub type Guard = Arc<dyn Fn(&TreePath, Kind, Exists<'_>) -> Option<String> + Send + Sync>;
 
 /// Callback that returns the reason why an object is left out of copies and archives of a tree, or
@@ -235,8 +235,8 @@ impl Tree {
         })
     }
 
-    /// Renames a file. With `replace`, an existing object at `to` is replaced as by rename(2): a
-    /// file is replaced by a file, and an empty directory by a directory.
+    /// Renames a file. With `replace`, replaces an existing object at `to` as rename(2) does: a
+    /// file by a file, an empty directory by a directory.
     ///
     /// # Errors
     /// An error if there is no such file, an object is in the way, or the guard refuses a change.
@@ -273,7 +273,7 @@ impl Tree {
             return unlinkat(&parent.fd, name, AtFlags::REMOVEDIR).map_err(failed("remove", path));
         }
         self.may_change_beneath(path, None)?;
-        // One rename removes it from the tree; then its content is deleted.
+        // A single rename removes the directory from the tree; then its content is deleted.
         let incoming = self.incoming()?;
         renameat_with(&parent.fd, name, incoming.directory(), "gone", RenameFlags::NOREPLACE)
             .map_err(failed("remove", path))?;

@@ -160,7 +160,7 @@ impl Unpacking<'_> {
         }
     }
 
-    /// Checks whether each object may be at its path, after all objects are known: the meaning of
+    /// Checks whether each object may be at its path, after all objects are known. The meaning of
     /// an object can depend on the objects beside it.
     fn may_be_placed(&self) -> Result<(), FilesError> {
         let exists = |place: &TreePath| {
@@ -219,8 +219,9 @@ impl Unpacking<'_> {
         made.set_modified(member.modified).map_err(failed("write", path))
     }
 
-    /// Makes a symbolic link. Its target goes up to the root of the archive at most, and then down.
-    /// All parents of the link are directories and not links, so this check covers its real target.
+    /// Makes a symbolic link. The target may lead up to the root of the archive at most, and then
+    /// down. All parents of the link are directories and not links, so this check covers its real
+    /// target.
     fn link(&self, member: &Member, parent: &Object, text: &[u8]) -> Result<(), FilesError> {
         let path = &member.path;
         let name = path.split().map(|(_, name)| name).unwrap_or_default();

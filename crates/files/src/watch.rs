@@ -30,7 +30,7 @@ pub enum WatchEvent {
     Metadata,
 }
 
-/// One result of a watch.
+/// A result of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// An event at a name in the directory.

@@ -53,7 +53,7 @@ impl Arena {
         Ok(Self(()))
     }
 
-    /// Runs `make` on this thread. Its allocations are in the arena if [`Allocator`] is the
+    /// Runs `make` on this thread. The allocations are in the arena if [`Allocator`] is the
     /// program's global allocator.
     pub fn fill<T>(&self, make: impl FnOnce() -> T) -> T {
         struct Done;

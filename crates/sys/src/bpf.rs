@@ -6,8 +6,8 @@
 //! The program tests the architecture word first, then the x32 bit. A search tree over the call's
 //! number follows, with one block per call at its leaves. A block never continues into the next
 //! one, because testing arguments overwrites the accumulator, which holds the number. The tree also
-//! helps unfiltered calls: when a filter is installed, the kernel (5.11 and later) runs it once for
-//! every number to learn which calls are always allowed. With a linear search, that would be the
+//! helps unfiltered calls. When a filter is installed, the kernel (5.11 and later) runs it once for
+//! every number, to learn which calls are always allowed. With a linear search, that would be the
 //! most expensive call of a start.
 
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ const JUMP_AT_LEAST: u16 = 0x35;
 const JUMP_SET: u16 = 0x45;
 const RETURN: u16 = 0x06;
 
-/// One classic BPF instruction, laid out as `struct sock_filter`.
+/// A classic BPF instruction, laid out as `struct sock_filter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Instruction {
@@ -139,7 +139,7 @@ impl Condition {
     }
 }
 
-/// One rule: the action applies if every condition holds.
+/// A rule: the action applies if every condition holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// The system call.
@@ -156,7 +156,7 @@ pub enum CompileError {
     /// More instructions than the kernel accepts.
     #[error("the filter needs {0} instructions; the kernel takes {MAX_INSTRUCTIONS}")]
     TooLong(usize),
-    /// One system call has more rules than a jump can skip.
+    /// A system call has more rules than a jump can skip.
     #[error("system call {0} has more conditions than one block can hold")]
     BlockTooLong(i64),
     /// An argument index above 5.

@@ -1,4 +1,4 @@
-//! System calls by name, for filters that other programs load. Those filters take names, because
+//! System calls by name, for filters that other programs load. Such filters take names, because
 //! numbers differ between architectures. Calls that no current kernel has are left out.
 
 macro_rules! named {

@@ -13,7 +13,7 @@ use crate::call::raw;
 /// Largest possible capability number (two 32-bit words).
 const MAX_CAPABILITY: usize = 63;
 
-/// Removes every capability of this thread in every set and prevents their return: the bounding set
+/// Removes every capability of this thread in every set and prevents their return. The bounding set
 /// is empty, root gets no capability at exec, and ambient capabilities cannot be raised. Then sets
 /// `no_new_privs`.
 ///

@@ -63,7 +63,7 @@ pub struct Child {
 /// waits with `__WALL` see the child, so the parent's other children and their waits are not
 /// disturbed.
 ///
-/// `body` must make only system calls: the memory is a copy of a process that may have had other
+/// `body` must make only system calls. The memory is a copy of a process that may have had other
 /// threads, and their locks stay locked in it. A panic in `body` aborts the child.
 ///
 /// `clone3` resets signal handlers in the child. The older `clone`, used if `clone3` is not

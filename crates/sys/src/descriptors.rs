@@ -40,7 +40,7 @@ fn close_range(first: u32, last: u32, flags: usize) -> Result<(), Errno> {
     unsafe { raw(libc::SYS_close_range, [first as usize, last as usize, flags, 0, 0, 0]) }.map(drop)
 }
 
-/// Makes `streams` this process's descriptors 0, 1 and 2, inherited by exec. They may be any
+/// Makes `streams` this process's descriptors 0, 1 and 2, inherited by exec. Accepts any
 /// descriptors, these three included, in any order.
 ///
 /// # Errors

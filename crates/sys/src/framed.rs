@@ -16,7 +16,7 @@ const TAKES_WITHIN: Duration = Duration::from_secs(5);
 /// Length of the header, which contains the length of the message.
 const HEAD_BYTES: usize = 4;
 
-/// One end of a connection.
+/// An end of a connection.
 #[derive(Debug)]
 pub struct Line {
     reader: UnixStream,

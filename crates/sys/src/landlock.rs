@@ -115,8 +115,8 @@ pub struct Ruleset {
 }
 
 impl Ruleset {
-    /// Makes a ruleset. It refuses every right in `handled` until rules allow it, and every right
-    /// in `ports` permanently, and restricts the scopes in `scoped`. `abi` selects the size of the
+    /// Makes a ruleset that refuses every right in `handled` until rules allow it, and every right
+    /// in `ports` permanently. Also restricts the scopes in `scoped`. `abi` selects the size of the
     /// structure; bits that it does not know are an error of the caller.
     ///
     /// # Errors

@@ -54,8 +54,8 @@ pub fn fork() -> io::Result<Side> {
 /// its controlling terminal. The command fails to start if none of them is a terminal.
 pub fn seat_at_terminal(command: &mut Command) {
     let seat = || {
-        // SAFETY: it takes no pointer. Its result is not looked at: gVisor's kernel returns 0
-        // instead of the session id of the manual.
+        // SAFETY: it takes no pointer. The result is not used: gVisor's kernel returns 0 instead of
+        // the session id of the manual.
         unsafe { raw(libc::SYS_setsid, [0; 6]) }?;
         Ok(take_terminal()?)
     };

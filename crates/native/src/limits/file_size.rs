@@ -30,7 +30,7 @@ pub(crate) fn small_disk(limits: &Limits) -> Option<u64> {
 /// are limited.
 pub(crate) fn file_size(limits: &Limits, asks: bool) -> Option<Rlimit> {
     let of_disk = limits.disk_bytes.map(|disk| {
-        // One page above the limit: a file of that size shows the watch that the limit is exceeded.
+        // A page above the limit, because a file of that size shows the watch a breach.
         let room = if asks { disk.max(ROOM_FOR_QUESTION_BYTES) } else { page_size() as u64 };
         (disk.saturating_add(room), disk.saturating_add(disk.max(SMALL_DISK_BYTES)))
     });
@@ -86,8 +86,8 @@ fn for_each_process(find: impl Fn() -> Vec<Found>, change: impl Fn(Pid)) {
     }
 }
 
-/// Raises the limit of process `pid` so that a file with `allocated` bytes can grow as much as a
-/// new file of a run with this `disk` limit.
+/// Raises the limit of process `pid` for a file with `allocated` bytes. The file can then grow as
+/// much as a new file of a run with this `disk` limit.
 pub(crate) fn make_room(pid: Pid, allocated: u64, disk: u64) {
     let Ok(own) = file_size_limit(pid) else { return };
     let wanted = allocated.saturating_add(disk).saturating_add(page_size() as u64);

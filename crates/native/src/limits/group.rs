@@ -31,7 +31,7 @@ const NEW_FOR: Duration = Duration::from_secs(60);
 
 static MADE: AtomicU32 = AtomicU32::new(0);
 
-/// One run's group. Kills its processes and removes the group on drop.
+/// Control group of a run. Kills its processes and removes the group on drop.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(super) parts: Vec<Part>,

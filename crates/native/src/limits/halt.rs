@@ -1,7 +1,7 @@
 //! Freezes a run while an approver is asked whether a limit may be raised, and thaws it afterwards.
 //!
-//! The freezer of its group stops all processes at once, invisibly for them. It is used only in
-//! version 2, where a frozen process can still be killed. In version 1 it could not: if the
+//! The freezer of its group stops all processes at once, invisibly for them. The freezer is used
+//! only in version 2, where a frozen process can still be killed. In version 1 it could not: if the
 //! supervisor were killed meanwhile, the processes would stay frozen for ever. Without a freezer
 //! each process is stopped by a signal (SIGSTOP, signal(7)), which its parent can see. Must not
 //! depend on limits.
@@ -17,8 +17,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::group::Group;
 use super::processes::{Found, is_same, tree};
 
-/// Time-out until all processes are stopped. A process that is not stopped by then waits in the
-/// kernel or for the answer to a call, and stops as soon as it has that.
+/// Time-out until all processes are stopped. A later process waits in the kernel or for the answer
+/// to a call, and stops immediately afterwards.
 const STANDS_WITHIN: Duration = Duration::from_millis(500);
 /// Interval between two checks of the processes.
 const LOOK_EVERY: Duration = Duration::from_millis(1);

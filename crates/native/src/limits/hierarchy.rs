@@ -1,5 +1,5 @@
 //! Directories in which control groups can be made on this machine: version 2, version 1 or both
-//! (cgroups(7)), as root or in a directory delegated to the user.
+//! (cgroups(7)). The user is root, or the directory is delegated to the user.
 //!
 //! Must not depend on limits.
 

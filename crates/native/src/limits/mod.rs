@@ -1,9 +1,13 @@
 //! Limits of a run: the mechanism that enforces each limit, and the watch over limits that the
 //! kernel does not enforce by itself.
 //!
-//! Mechanisms in the order of preference: a control group of the run's own, resource limits of each
-//! process, the size of its private filesystem, and a watch that polls the usage and ends a run
-//! beyond a limit. Must not depend on rules or questions, or on how a sandbox is built.
+//! Mechanisms in the order of preference:
+//! - a control group of the run's own;
+//! - resource limits of each process;
+//! - the size of the private filesystem;
+//! - a watch, which polls the usage and reports a breach.
+//!
+//! Must not depend on rules or questions, or on how a sandbox is built.
 
 mod disk;
 mod file_size;
@@ -157,8 +161,8 @@ impl Guard {
         Ok(Self { limits, workspace: workspace.to_owned(), group, holders })
     }
 
-    /// Prepares the limits of a sandbox. Its group contains all of its commands, and is made even
-    /// without a limit, if possible.
+    /// Prepares the limits of a sandbox. The group contains all commands of the sandbox, and is
+    /// made even without a limit, if possible.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).

@@ -107,8 +107,8 @@ pub(super) struct Census {
     cpu: Steady,
 }
 
-/// A count that only grows. If the parent of a process ignores SIGCHLD, the usage of its ended
-/// children is added to no process, so the sum over the remaining processes falls.
+/// A count that only grows. If the parent of a process ignores SIGCHLD, the kernel adds the
+/// process's usage to no other process at its end. Then the sum over the remaining processes falls.
 #[derive(Debug, Default)]
 struct Steady {
     last: u64,
@@ -378,8 +378,8 @@ fn memory_of(pid: u32) -> u64 {
     resident.saturating_sub(shared).saturating_mul(page_size() as u64)
 }
 
-/// Returns the number of open descriptors of a process: from kernel 6.2 on the size of their
-/// directory, before it the number of names in it.
+/// Returns the number of open descriptors of a process: the size of their directory from kernel 6.2
+/// on, else the number of its names.
 fn open_descriptors(pid: u32) -> u64 {
     let directory = format!("/proc/{pid}/fd");
     match fs::metadata(&directory).map_or(0, |found| found.len()) {

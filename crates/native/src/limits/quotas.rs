@@ -13,7 +13,7 @@ use stockade_model::Limits;
 /// Divisor for the run's share of the user's quota.
 const SHARE: u64 = 2;
 
-/// One kernel setting for the namespaces of a run.
+/// A kernel setting for the namespaces of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
     pub(crate) file: &'static CStr,

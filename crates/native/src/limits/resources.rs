@@ -29,8 +29,8 @@ pub(super) fn within_machine(limits: &mut Limits) {
     }
 }
 
-/// Returns the resource limits for `limits`. They never exceed those of this process. Disables core
-/// dumps, because the host's handler would process them. `asks`: an approver may raise limits.
+/// Returns the resource limits for `limits`, which never exceed those of this process. Disables
+/// core dumps, because the host's handler would process them. `asks`: an approver may raise limits.
 pub(crate) fn resource_limits(limits: &Limits, level: Level, asks: bool) -> Vec<(Resource, Rlimit)> {
     let mut all = vec![lowered(Resource::Core, 0)];
     all.extend(descriptors::before().map(|limit| (Resource::Nofile, limit)));

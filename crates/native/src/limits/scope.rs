@@ -1,9 +1,9 @@
-//! Delegated control groups from the user's service manager: a transient scope with delegation,
-//! into which this process and the run's first process are moved (`StartTransientUnit` of
+//! Control groups from the user's service manager: a transient scope with delegation. This process
+//! and the run's first process are moved into it (`StartTransientUnit` of
 //! org.freedesktop.systemd1(5), through `busctl`).
 //!
 //! Used for an ordinary user whose own group belongs to another user, and only if the run would be
-//! refused otherwise. Each wait has a deadline.
+//! refused otherwise. Every wait has a deadline. A failure changes nothing.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

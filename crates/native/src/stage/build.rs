@@ -1,6 +1,6 @@
-//! Prepares the new objects of a commit in its commit area, each one whole: content with its holes,
-//! mode, time, attributes, names that share a file. Leaves the workspace untouched and does not
-//! read its content.
+//! Prepares the new objects of a commit in its commit area. Each object is complete: content with
+//! its holes, mode, time, attributes, names that share a file. Leaves the workspace untouched and
+//! does not read its content.
 //!
 //! If stage and workspace are on one filesystem, the new object is the staged one under a second
 //! name (hard link), so nothing is copied.

@@ -62,7 +62,7 @@ impl Facts {
     }
 }
 
-/// One change.
+/// A change of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Path relative to the workspace; empty for its root.
@@ -73,8 +73,8 @@ pub struct Change {
     pub staged: Option<Facts>,
     /// Object in the workspace now; absent if there is none.
     pub present: Option<Facts>,
-    /// True for a file with further names (hard links) in the workspace. Those names keep their old
-    /// content, because an overlay does not know them.
+    /// True for a file with further names (hard links) in the workspace. An overlay does not know
+    /// these names, so they keep their old content.
     pub other_names: bool,
     /// True for a directory whose time changed only because an entry in it did. A whole commit
     /// includes it; lists do not show it.
@@ -93,7 +93,7 @@ pub struct Changes {
     pub(super) unchanged_names: HashMap<u64, PathBuf>,
     /// Directories that exist both in the stage and in the workspace.
     pub(super) merged: BTreeMap<PathBuf, Merged>,
-    /// Directories that were opened up. They stay so as long as these changes are in use.
+    /// Directories that were opened up, and stay so as long as these changes are in use.
     opened: Vec<Arc<Readable>>,
 }
 

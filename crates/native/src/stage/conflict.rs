@@ -13,8 +13,8 @@
 //!    longer exists is a conflict.
 //!
 //! An index of the whole workspace at the start would give the same result, at the cost of a walk
-//! before every run. A later time without a note is a conflict, and so is every undecidable case: a
-//! false report costs a question, a false overwrite costs a user's work. Two trees with equal
+//! before every run. A later time without a note is a conflict, and so is every undecidable case. A
+//! false report costs a question, but a false overwrite costs a user's work. Two trees with equal
 //! content are no conflict.
 
 use std::collections::{HashMap, HashSet};

@@ -18,7 +18,7 @@ const DONE: &str = "journal-done";
 const SETTLED: &str = "settled";
 
 /// Location of the commit area, which holds new objects before and old objects after their
-/// exchange. It is on the filesystem of the workspace, because only there an exchange is atomic.
+/// exchange. Always on the filesystem of the workspace, because only there an exchange is atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum DepotPlace {
@@ -45,7 +45,7 @@ pub(super) struct Journal {
     pub is_all: bool,
 }
 
-/// One step. Paths are relative to the workspace; a slot is a name in the commit area.
+/// A step of a commit. Paths are relative to the workspace; a slot is a name in the commit area.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Step {

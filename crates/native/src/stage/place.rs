@@ -98,7 +98,7 @@ pub struct Stages {
     directory: OwnedFd,
 }
 
-/// One open stage.
+/// An open stage.
 #[derive(Debug)]
 pub struct Stage {
     /// Record of the stage.

@@ -1,5 +1,5 @@
-//! Turns the selected changes into the steps of a journal: which objects are prepared, in which
-//! order names are exchanged, and which metadata is set afterwards.
+//! Turns the selected changes into the steps of a journal: objects to prepare, names to exchange in
+//! order, and metadata to set afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};

@@ -6,7 +6,7 @@ use super::aside::Aside;
 use super::conflict::Witness;
 use super::error::PathError;
 
-/// One of two hooks, depending on the tree that receives the run's writes.
+/// Hook before a change, for one of the two trees that can receive the run's writes.
 #[derive(Debug)]
 pub enum Precaution {
     /// An overlay receives them; the hook records the lower object.

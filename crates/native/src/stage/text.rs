@@ -54,10 +54,10 @@ pub struct Hunk {
     pub lines: Vec<Line>,
 }
 
-/// One line of a hunk.
+/// A line of a hunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Whether the line was kept, removed or added.
+    /// Effect of the change on the line.
     pub fate: Fate,
     /// Text of the line.
     pub text: String,

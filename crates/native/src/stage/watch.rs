@@ -21,7 +21,7 @@ pub trait Watch {
 pub enum Point {
     /// The commit area was made.
     Depot,
-    /// One object was prepared in it.
+    /// An object was prepared in it.
     Built,
     /// All objects are prepared and durable.
     Ready,

@@ -66,7 +66,7 @@ pub enum Conflict {
     Unreadable(Errno),
 }
 
-/// One change of a run.
+/// A change of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UndoChange {
     /// Path relative to the workspace.

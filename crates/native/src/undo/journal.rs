@@ -81,7 +81,7 @@ pub(super) fn key_of(object: &Object) -> ObjectKey {
 /// A name in a directory, with device and inode of its object.
 pub(super) type MadeName = (RawText, u64, u64);
 
-/// One line.
+/// A line of the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Line {

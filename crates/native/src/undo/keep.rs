@@ -1,5 +1,5 @@
-//! Keeps the content of single files in the store: by a second name (hard link) if no process can
-//! change the file afterwards, otherwise by a copy. Must not depend on the reason.
+//! Keeps the content of single files in the store: by a second name (hard link), or by a copy if a
+//! process could change the file afterwards. Must not depend on the reason.
 
 use std::ffi::OsStr;
 use std::fs::File;

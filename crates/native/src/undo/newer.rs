@@ -42,7 +42,7 @@ impl Comparing<'_> {
         now.changed() <= self.end || self.is_left(now)
     }
 
-    /// Returns whether a directory was made after the run. Its entries are checked separately.
+    /// Returns whether a directory was made after the run. Entries are checked separately.
     pub(super) fn is_newer_directory(&self, now: &Object) -> bool {
         if now.changed() <= self.end || self.is_left(now) {
             return false;

@@ -376,7 +376,7 @@ impl Recorder {
         if self.names.is_none() {
             self.names = Some(self.find_names()?);
         }
-        // One search is enough, because later names are new.
+        // A single search is enough, because later names are new.
         let names = self.names.as_mut().and_then(|names| names.remove(&key)).unwrap_or_default();
         for path in names {
             if let Some(found) = self.find(&path)?.filter(|found| key_of(found) == key) {

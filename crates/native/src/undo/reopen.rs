@@ -49,7 +49,7 @@ impl<'o> Outcome<'o> {
 
 impl Comparing<'_> {
     /// Returns whether a path that was guarded before the run, and is not now, holds another object
-    /// than before. That object would be executed or used as configuration.
+    /// than before. The object would be executed or used as configuration.
     pub fn is_reopened(&self, outcome: &Outcome<'_>) -> bool {
         let is_guarded = |place: &[u8]| {
             self.guard.places.iter().any(|now| now == place || is_beneath(place, now))

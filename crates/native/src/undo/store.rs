@@ -126,7 +126,7 @@ pub struct UndoStore {
     place: OwnedFd,
 }
 
-/// One run, locked: no other process records or restores it.
+/// A locked run: no other process records or restores it.
 #[derive(Debug)]
 pub struct UndoRun {
     pub(super) directory: OwnedFd,
@@ -299,7 +299,7 @@ impl UndoStore {
     }
 }
 
-/// Returns whether a run is to be removed: because of its age, or because of its `number` among the
+/// Returns whether a run is to be removed because of its age, or because of its `number` among the
 /// runs of its workspace, counted from the newest.
 pub(super) fn is_over(number: usize, started_ms: u64, now_ms: u64) -> bool {
     let is_younger = |age_ms| started_ms.saturating_add(age_ms) > now_ms;

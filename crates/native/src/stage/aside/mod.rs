@@ -56,8 +56,8 @@ struct Directory {
     /// Metadata that the run left, recorded when the restoration of the directory begins.
     #[serde(default)]
     after: Option<Settings>,
-    /// True if the directory was made again because the run removed it. Its counterpart in the
-    /// stage, if there is one, is another directory.
+    /// True if the directory was made again because the run removed it. Then a counterpart in the
+    /// stage is another directory.
     #[serde(default)]
     is_remade: bool,
 }
