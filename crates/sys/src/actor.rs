@@ -15,7 +15,7 @@ const F_SETSIG: i32 = 10;
 /// Removes every capability of this thread and of threads that it starts and, with
 /// `without_groups`, every supplementary group. Sets its umask to 0, separately from other threads,
 /// so that modes are used as given. If a container's filter refuses every `unshare`, the umask of
-/// the whole process becomes 0. Its other threads must then name the modes of new files.
+/// the whole process becomes 0. The other threads must then name the modes of new files.
 ///
 /// # Errors
 /// EPERM if groups may not be removed.

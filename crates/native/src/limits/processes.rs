@@ -9,7 +9,8 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::param::{clock_ticks_per_second, page_size};
 
-/// Most processes that are examined in one pass; a larger number is a breach by itself.
+/// Most processes that are examined in one pass; beyond it, only number and processor time are
+/// counted.
 const PROCESSES_MAX: usize = 20_000;
 
 /// Prefix of the kernel's names for memory files without a name.

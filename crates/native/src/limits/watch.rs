@@ -30,7 +30,7 @@ const LOOK_SHARE: u32 = 50;
 const LOOK_EVERY_MOST: Duration = Duration::from_secs(5);
 /// Divisor for the part of a disk, and of its files, that a run leaves to the host.
 const RESERVE_PART: u64 = 20;
-/// Upper bound of that part. Without a group the same applies to memory.
+/// Upper bound of that part. Without a group, the watch leaves half as much memory to the host.
 const RESERVE_BYTES_MAX: u64 = 1 << 30;
 const RESERVE_FILES_MAX: u64 = 50_000;
 /// Divisor for the part of its memory that may be shared before shared memory is counted.
@@ -316,8 +316,8 @@ impl Watch {
         self.over(Limit::Inodes, before.free.saturating_sub(now.free), None)
     }
 
-    /// Checks whether the machine has less memory left than the host's reserve. Some memory of a
-    /// run is not visible in its processes.
+    /// Checks whether the machine has less memory left than half of [`RESERVE_BYTES_MAX`]. Some
+    /// memory of a run is not visible in its processes.
     fn memory_short(&self, now: MachineMemory) -> Option<Passed> {
         let (before, now) = (self.memory?.available_bytes, now.available_bytes);
         let value = format!("the machine is nearly out of memory: {} are left", text_of(now));

@@ -1,5 +1,5 @@
-//! Selects the changes at the named paths, and finds those that need a separate approval. Reads the
-//! filesystem only beneath directories that would be removed.
+//! Selects the changes at the named paths, and finds those that need a separate approval. Reads
+//! only.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -52,7 +52,7 @@ pub enum Conflict {
     /// The original still exists under another name, by which other runs may have changed it.
     #[error("what was there was moved to where other runs could change it")]
     Unproven,
-    /// The path would be newly guarded.
+    /// The path would be newly guarded, that is, executed or used as configuration.
     #[error("it would be run or obeyed there now, and was not before the run: {0}")]
     Guarded(String),
     /// The search for guarded paths failed.

@@ -83,7 +83,8 @@ impl Comparing<'_> {
         for one in judged.iter_mut() {
             let acts = one.conflict.is_none() && one.effect.is_some() && one.plan != Plan::Remove;
             let Some(before) = one.before.as_ref().filter(|_| acts && !one.path.is_empty()) else { continue };
-            // The mode of a directory may be the reason why other users cannot read it.
+            // Restoring a mode alone is never refused, because the mode may hide the directory from
+            // other users.
             if one.plan == Plan::Stay && before.kind == Kind::Directory {
                 continue;
             }
@@ -144,7 +145,7 @@ impl Comparing<'_> {
         self.journal.repositories.contains(above) && parts.into_iter().any(|part| part.eq_ignore_ascii_case(name))
     }
 
-    /// Returns whether a directory is a repository only because of this path, or a path above it.
+    /// Returns whether git needs this path, or a path above it, to recognise a former repository.
     pub(super) fn completes(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         ends.chain([path.len()]).any(|end| {
@@ -153,7 +154,7 @@ impl Comparing<'_> {
         })
     }
 
-    /// Returns whether a path is inside such a part, and so completes nothing by itself.
+    /// Returns whether a path is inside such a path, so that it completes no repository by itself.
     pub(super) fn is_within_mark(&self, path: &[u8]) -> bool {
         self.completes(split(path).0)
     }

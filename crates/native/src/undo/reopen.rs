@@ -137,7 +137,7 @@ impl Comparing<'_> {
         }
     }
 
-    /// Returns the order in which objects that guard other paths are restored. Objects that
+    /// Returns the order in which objects that make other paths guarded are restored. Objects that
     /// complete a reference come last, so that the guarded content exists before.
     pub fn leading_order(&self, one: &Judged) -> u8 {
         let kind = one.before.as_ref().map(|before| before.kind);

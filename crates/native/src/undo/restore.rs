@@ -28,7 +28,7 @@ const MAX_DEPTH: usize = 400;
 /// Result of a restoration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Restored {
-    /// The changes of the run, and those that were not restored.
+    /// Conflicts, that is, paths that were not restored. `changes` stays empty.
     pub comparison: Comparison,
     /// Number of restored paths.
     pub restored: u64,
@@ -167,10 +167,10 @@ impl<'c, 'r> Restoring<'c, 'r> {
     }
 
     /// Carries out all steps in this order:
-    /// 1. directories, from the top, and then their content;
+    /// 1. objects without references to other paths, from the top, each directory before its
+    ///    content;
     /// 2. removal of new objects, from the bottom;
-    /// 3. objects that guard other paths, and then removal of new objects that were needed until
-    ///    now;
+    /// 3. objects that make other paths guarded, and then removal of new objects needed until now;
     /// 4. modes and times of directories.
     fn all(&mut self, watch: Watched<'_>) -> Result<(), UndoError> {
         let judged = self.judged;
