@@ -17,8 +17,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::group::Group;
 use super::processes::{Found, is_same, tree};
 
-/// Time-out until all processes are stopped. A later process waits in the kernel or for the answer
-/// to a call, and stops immediately afterwards.
+/// Time-out until all processes are stopped. A process that takes longer waits in the kernel, or
+/// for the answer to a call, and stops as soon as that wait ends.
 const STANDS_WITHIN: Duration = Duration::from_millis(500);
 /// Interval between two checks of the processes.
 const LOOK_EVERY: Duration = Duration::from_millis(1);

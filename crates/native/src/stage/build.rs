@@ -280,7 +280,7 @@ fn copy_data(from: &File, to: &File, size: u64) -> Result<(), Errno> {
     while at < size {
         let start = match seek(from, SeekFrom::Data(at)) {
             Ok(start) => start,
-            // Recovery never undoes a commit that is marked as done.
+            // Only a hole is left.
             Err(Errno::NXIO) => return Ok(()),
             // Some filesystems do not support holes.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => at,

@@ -44,7 +44,7 @@ const MAKING: &str = "aside-making";
 const DIRECTORIES: &str = "aside-directories";
 /// The only name in [`MAKING`].
 const NEW: &str = "new";
-/// Most paths in the backup tree; a run that changes more is refused the next one.
+/// Most paths in the backup tree; further changes of the run are refused.
 const KEPT_MAX: usize = 1_000_000;
 
 /// Metadata of a directory before the run. The last line of a path is valid.
@@ -266,7 +266,7 @@ struct Spot<'a> {
     into: BorrowedFd<'a>,
 }
 
-/// Maps errors that the change itself will also return to `None`.
+/// Returns `None` for errors with which the change itself will fail, too.
 fn reachable<T>(found: Result<T, Errno>) -> Result<Option<T>, Errno> {
     match found {
         Ok(found) => Ok(Some(found)),
