@@ -12,7 +12,7 @@ use super::resources::holds_processes;
 pub(super) enum Holder {
     /// The kernel, for the whole run.
     Group,
-    /// The kernel, for each process; a usage above the limit is also watched.
+    /// The kernel, for each process; the watch reports processes that reach the limit.
     Resource,
     /// The kernel's count of the user's processes.
     UserCount,

@@ -61,8 +61,8 @@ pub(super) fn holds_processes() -> bool {
 }
 
 /// Returns the number of processes that RLIMIT_NPROC counts besides the run. From kernel 5.14 on a
-/// user namespace has its own count, which contains the init. Before, the kernel counts all
-/// processes of the user, at most all of the machine.
+/// user namespace has its own count, which contains the init. Otherwise the kernel counts all
+/// processes of the user, for which the number of all processes of the machine is an upper bound.
 fn counted_already(level: Level) -> u64 {
     if level == Level::Full && kernel_is_at_least(5, 14) {
         return 1;

@@ -3,7 +3,7 @@
 //! org.freedesktop.systemd1(5), through `busctl`).
 //!
 //! Used for an ordinary user whose own group belongs to another user, and only if the run would be
-//! refused otherwise. Every wait has a deadline. A failure changes nothing.
+//! refused otherwise. Every wait has a deadline. After a failure the run has no group.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

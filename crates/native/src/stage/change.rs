@@ -1,5 +1,5 @@
 //! The changes of a stage: the overlay's upper directory compared with the workspace as it is now.
-//! Reads only.
+//! Reads only, except that unreadable directories of the stage are opened up meanwhile.
 //!
 //! An overlay marks a removed path with a device of number 0/0 (a whiteout), and a directory that
 //! hides the one below as opaque. With `userxattr`, which a user namespace needs, its marks are

@@ -1,5 +1,5 @@
 //! Compares the workspace with the record of a run: the run's changes, and later changes of the
-//! same paths. Reads only.
+//! same paths. Leaves the workspace unchanged.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::AsFd;
