@@ -11,7 +11,7 @@ use super::error::PathError;
 pub enum Precaution {
     /// An overlay receives them; the hook records the lower object.
     Noted(Witness),
-    /// The workspace itself receives them; the hook moves the original to the backup tree.
+    /// The workspace itself receives them; the hook keeps the original in the backup tree.
     PutAside(Aside),
 }
 
