@@ -1,10 +1,9 @@
-//! Archives as they come: members read one after the other, each checked before
-//! anybody acts on it. The `tar` crate reads the fields of a header; what follows
-//! from them is decided here, because an archive is input of whoever made it.
+//! Archives as a stream: reads members in order, and checks each one before its use. The `tar`
+//! crate reads the fields of a header. Decisions are made here, because an archive is untrusted
+//! input.
 //!
-//! Taken are regular files, directories, symbolic and hard links (POSIX.1-1988 and
-//! later, GNU's and pax's long names). Everything else is refused, and so is a
-//! member that could be read in two ways.
+//! Accepts regular files, directories, symbolic and hard links (POSIX.1-1988 and later, GNU's and
+//! pax's long names). Refuses every other kind, and every member that is ambiguous.
 
 use std::io::Read;
 
@@ -14,12 +13,12 @@ use tar::{EntryType, Header, PaxExtensions};
 use crate::object::Time;
 use crate::{FilesError, PATH_MAX, TreePath};
 
-/// Bytes of a block, and of a header.
+/// Size of a block, and of a header.
 pub(crate) const BLOCK: usize = 512;
 /// Largest extension header that is read, in bytes.
 const EXTENSION_MAX: u64 = 64 << 10;
 
-/// How much there may be.
+/// Size limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Bytes of all files together.
@@ -28,7 +27,7 @@ pub struct Bounds {
     pub entries: u64,
 }
 
-/// One member.
+/// A member of an archive.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub path: TreePath,
@@ -37,18 +36,18 @@ pub(crate) struct Member {
     pub body: Body,
 }
 
-/// What a member is.
+/// Kind of a member, with its link target.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Body {
     Directory,
     File,
-    /// A symbolic link, with its text.
+    /// A symbolic link, with its target.
     Link(Vec<u8>),
-    /// One more name of a member before it.
+    /// Another name (hard link) of an earlier member.
     Same(TreePath),
 }
 
-/// What extension headers say of the member behind them.
+/// Fields of extension headers for the member after them.
 #[derive(Debug, Default)]
 struct Extended {
     path: Option<Vec<u8>>,
@@ -56,15 +55,15 @@ struct Extended {
     size: Option<u64>,
 }
 
-/// An archive that is being read.
+/// Reader of an archive.
 pub(crate) struct Reader<'r> {
     input: &'r mut dyn Read,
     bounds: Bounds,
     entries: u64,
     bytes: u64,
-    /// Of the current file, not yet read.
+    /// Unread bytes of the current file.
     left: u64,
-    /// Behind it, up to the next block.
+    /// Padding after the file, up to the next block.
     padding: u64,
 }
 
@@ -73,12 +72,12 @@ impl<'r> Reader<'r> {
         Self { input, bounds, entries: 0, bytes: 0, left: 0, padding: 0 }
     }
 
-    /// Bytes of the files so far.
+    /// Returns the size of all files so far.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The next member; none at the end, which the archive itself has to say.
+    /// Returns the next member; `None` at the end, which the archive must mark.
     pub fn next(&mut self) -> Result<Option<Member>, FilesError> {
         self.skip()?;
         let mut extended = Extended::default();
@@ -99,7 +98,7 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// Bytes of the current file; nothing at its end.
+    /// Reads bytes of the current file; 0 at its end.
     pub fn read(&mut self, into: &mut [u8]) -> Result<usize, FilesError> {
         let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(into.len());
         if wanted == 0 {
@@ -126,14 +125,14 @@ impl<'r> Reader<'r> {
 
     fn count(&mut self) -> Result<(), FilesError> {
         self.entries += 1;
-        // Headers that only extend others are headers all the same.
+        // Extension headers count, too.
         if self.entries > self.bounds.entries.saturating_mul(2) {
             return Err(FilesError::TooMuch { limit: self.bounds.entries, unit: "entries" });
         }
         Ok(())
     }
 
-    /// The content of an extension header.
+    /// Returns the content of an extension header.
     fn extension(&mut self, header: &Header) -> Result<Vec<u8>, FilesError> {
         let size = header.entry_size().map_err(|_| refused(None, "a size is no number"))?;
         if size > EXTENSION_MAX {
@@ -173,7 +172,7 @@ impl<'r> Reader<'r> {
         Ok(())
     }
 
-    /// What holds for all members that follow may be a remark, as of git-archive.
+    /// Accepts a header for all following members only if it is a comment, as git-archive writes.
     fn pass_global(&mut self, header: &Header) -> Result<(), FilesError> {
         let mut said = Extended::default();
         self.extend(header, &mut said)?;
@@ -197,7 +196,7 @@ impl<'r> Reader<'r> {
                 .ok_or_else(|| refused("its link leads nowhere"))
         };
         let body = match kind {
-            // As before there was a type for directories.
+            // Old archives have no type for directories.
             EntryType::Regular if name.ends_with(b"/") => Body::Directory,
             EntryType::Regular => Body::File,
             EntryType::Directory => Body::Directory,
@@ -232,12 +231,12 @@ impl<'r> Reader<'r> {
     }
 }
 
-/// Why an archive is not taken.
+/// Makes the error for a refused archive.
 pub(crate) fn refused(member: Option<&[u8]>, why: &str) -> FilesError {
     FilesError::Archive { member: member.map(RawText::from), why: why.to_owned() }
 }
 
-/// Bytes from the end of a content to the next block.
+/// Returns the number of bytes from the end of a content to the next block.
 fn padding_of(size: u64) -> usize {
     let over = usize::try_from(size % BLOCK as u64).unwrap_or(0);
     if over == 0 { 0 } else { BLOCK - over }

@@ -1,4 +1,4 @@
-//! A tree copied into another: files as they are, links as links, nothing special.
+//! A tree copied into another: files and symbolic links, but no special files.
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
@@ -15,13 +15,13 @@ use crate::{Bounds, Downloaded, FilesError, TreePath};
 const BLOCK_BYTES: usize = 64 * 1024;
 
 impl Tree {
-    /// Copies all that is in `from` into this tree, which is empty. Links are copied
-    /// as they are, wherever they lead. An object that `from` withholds, or that this tree's
-    /// guard refuses, is left out with all beneath it.
+    /// Copies the content of `from` into this tree, which must be empty. Copies symbolic links
+    /// unchanged, whatever their targets are. If `from` withholds an object, or this tree's guard
+    /// refuses it, leaves it out with everything beneath it.
     ///
     /// # Errors
-    /// When there is more than may be, or a file cannot be read or written. What
-    /// was copied by then is there.
+    /// An error if a limit is exceeded, or a file cannot be read or written. The copies made so far
+    /// stay.
     pub fn copy_from(&self, from: &Self, bounds: Bounds) -> Result<Downloaded, FilesError> {
         let owner = self.directory(&TreePath::root())?.stat;
         let mut copying = Copying { from, to: self, owner, bounds, done: Downloaded::default(), modes: Vec::new() };
@@ -82,7 +82,7 @@ impl Copying<'_> {
         Ok(())
     }
 
-    /// Says why an object is left out, if it is.
+    /// Returns the reason for leaving an object out, or `None`.
     fn refusal(&self, path: &TreePath, object: &Object) -> Option<String> {
         let exists = |other: &TreePath| self.to.find(other).is_ok() || other != path && self.from.find(other).is_ok();
         match self.to.may_become(path, object.kind(), &exists) {
@@ -104,7 +104,7 @@ impl Copying<'_> {
         let content = object.open().map_err(failed("open", path))?;
         let mut made = new_file(to.fd.as_fd(), name).map_err(failed("write", path))?;
         if ioctl_ficlone(&made, &content).is_err() {
-            // No more than was counted, whatever is appended meanwhile.
+            // Not more than was counted, even if the file grows meanwhile.
             let mut content = content.take(object.size());
             let mut block = vec![0; BLOCK_BYTES];
             loop {

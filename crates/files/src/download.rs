@@ -1,5 +1,5 @@
-//! A tree packed as a tar archive. Links are packed as links; pipes, sockets and
-//! devices are left out and told of.
+//! A tree packed as a tar archive. Links are packed as links. Pipes, sockets and devices are left
+//! out and reported.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -12,38 +12,38 @@ use crate::object::{Kind, Object, entries, os};
 use crate::tree::Tree;
 use crate::{Bounds, FilesError, TreePath};
 
-/// Most paths that are told of as left out.
+/// Most paths that are reported as left out.
 const LEFT_OUT_MAX: usize = 1_000;
 
-/// An object that is neither a file nor a directory nor a link.
+/// Reason for an object that is not a file, directory or link.
 pub(crate) const SPECIAL: &str = "it is no file, directory or link";
 
 /// An object that was not packed or copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOut {
-    /// Its path.
+    /// Path of the object.
     pub path: TreePath,
-    /// Why.
+    /// Reason.
     pub why: String,
-    /// Whether a rule left it out, rather than what it is.
+    /// True if a rule left it out; false if its kind did.
     pub is_withheld: bool,
 }
 
-/// What was packed or copied.
+/// Result of packing or copying.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Downloaded {
     /// Files, directories and links.
     pub entries: u64,
     /// Bytes of the files.
     pub bytes: u64,
-    /// What was left out; the first of it.
+    /// The first objects that were left out.
     pub left_out: Vec<LeftOut>,
-    /// How many objects a rule left out, each with all beneath it.
+    /// Number of objects that a rule left out, each with everything beneath it.
     pub withheld: u64,
 }
 
 impl Downloaded {
-    /// Counts one object more, where it may be.
+    /// Counts one more object, if it is within the limits.
     pub(crate) fn count(&mut self, object: &Object, bounds: Bounds) -> Result<(), FilesError> {
         self.entries += 1;
         if self.entries > bounds.entries {
@@ -55,19 +55,19 @@ impl Downloaded {
         Ok(())
     }
 
-    /// Tells of one that cannot be taken.
+    /// Reports an object of a kind that cannot be packed.
     pub(crate) fn leave_out(&mut self, path: TreePath) {
         self.tell(LeftOut { path, why: SPECIAL.to_owned(), is_withheld: false });
     }
 
-    /// Tells of one that a rule leaves out.
+    /// Reports an object that a rule leaves out.
     pub(crate) fn withhold(&mut self, path: TreePath, why: String) {
         self.withheld += 1;
         self.tell(LeftOut { path, why, is_withheld: true });
     }
 
     fn tell(&mut self, left_out: LeftOut) {
-        // A rule is more to a person than a pipe.
+        // Objects left out by a rule are more important than special files.
         let known = if left_out.is_withheld { self.withheld } else { self.left_out.len() as u64 };
         if known <= LEFT_OUT_MAX as u64 {
             self.left_out.push(left_out);
@@ -76,11 +76,11 @@ impl Downloaded {
 }
 
 impl Tree {
-    /// Packs what is in a directory, or one file by its name.
+    /// Packs the content of a directory, or one file by its name.
     ///
     /// # Errors
-    /// When there is nothing, a rule withholds the file, there is more than may be, a file
-    /// is shortened meanwhile, or `output` fails. What was written by then is no whole archive.
+    /// An error if there is no object, a rule withholds the file, a limit is exceeded, a file
+    /// shrinks meanwhile, or `output` fails. The archive is then incomplete.
     pub fn download(&self, path: &TreePath, output: &mut dyn Write, bounds: Bounds) -> Result<Downloaded, FilesError> {
         let top = self.find(path)?;
         let mut packing = Packing { tree: self, archive: Builder::new(output), bounds, done: Downloaded::default() };
@@ -112,7 +112,7 @@ impl Packing<'_, '_> {
         let mut waiting = vec![(top.clone(), TreePath::root())];
         while let Some((path, name)) = waiting.pop() {
             let object = match self.tree.find(&path) {
-                // Gone, or something else meanwhile.
+                // Removed or replaced meanwhile.
                 Err(FilesError::NotFound(_) | FilesError::Led(_)) if !name.is_root() => continue,
                 other => other?,
             };
@@ -125,7 +125,7 @@ impl Packing<'_, '_> {
             }
             if object.is_directory() {
                 let mut inner = entries(object.fd.as_fd()).map_err(failed("list", &path))?;
-                // The last is taken first.
+                // The last one is taken first.
                 inner.sort_unstable_by(|one, other| other.0.cmp(&one.0));
                 let inner = inner.iter().filter(|(inner, _)| !is_passing(&path, inner));
                 waiting.extend(inner.map(|(inner, _)| (path.join(os(inner)), name.join(os(inner)))));
@@ -183,7 +183,7 @@ fn output_failed(error: std::io::Error) -> FilesError {
     FilesError::Stream { what: "output", why: error.to_string() }
 }
 
-/// As many bytes of a file as its header says, whatever is appended meanwhile.
+/// Reads exactly as many bytes of a file as its header states, even if the file grows meanwhile.
 struct Exactly {
     file: std::fs::File,
     left: u64,

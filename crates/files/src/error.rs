@@ -1,4 +1,4 @@
-//! What can go wrong with a path of a tree.
+//! Errors of operations on a tree.
 
 use std::path::{Path, PathBuf};
 
@@ -8,34 +8,34 @@ use stockade_sys::Errno;
 use crate::TreePath;
 use crate::object::Kind;
 
-/// Something could not be done at one path of a tree.
+/// An operation failed at one path of a tree.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{}`: {why}", RawText::from(path.as_path()).escaped())]
 pub struct PathError {
-    /// Relative to the tree, or absolute where it lies outside.
+    /// Path relative to the tree, or absolute if it is outside.
     pub path: PathBuf,
-    /// What the kernel or the check said.
+    /// Message of the kernel or of a check.
     pub why: String,
-    /// True where the disk was full.
+    /// True if the disk was full.
     pub is_full: bool,
 }
 
 impl PathError {
-    /// For what a system call said.
+    /// Makes the error of a failed system call.
     pub fn new(path: &Path, errno: Errno) -> Self {
         let is_full = matches!(errno, Errno::NOSPC | Errno::DQUOT);
         Self { path: path.to_owned(), why: errno.to_string(), is_full }
     }
 
-    /// For what was found.
+    /// Makes the error of a failed check.
     pub fn because(path: &Path, why: &str) -> Self {
         Self { path: path.to_owned(), why: why.to_owned(), is_full: false }
     }
 }
 
-/// Gives the errno of a call its path.
+/// Adds a path to the error of a call.
 pub trait At<T> {
-    /// The same result, with the path in its error.
+    /// Returns the same result, with the path in its error.
     fn at(self, path: &Path) -> Result<T, PathError>;
 }
 
@@ -54,85 +54,85 @@ impl<T> At<T> for std::io::Result<T> {
     }
 }
 
-/// Why something could not be done with a file. The tree is as it was.
+/// Error of an operation on a file. The tree is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FilesError {
-    /// Nothing is there.
+    /// No object exists at the path.
     #[error("there is no `{0}`")]
     NotFound(TreePath),
-    /// Something is there.
+    /// An object exists at the path.
     #[error("there is a `{0}`\nhint: remove it first; a directory is never replaced")]
     Exists(TreePath),
-    /// It is something else.
+    /// The object is of another kind.
     #[error("`{path}` is {}, not {}", found.with_article(), wanted.with_article())]
     Kind {
-        /// Which.
+        /// Path of the object.
         path: TreePath,
-        /// What it is.
+        /// Present kind.
         found: Kind,
-        /// What it would have to be.
+        /// Required kind.
         wanted: Kind,
     },
-    /// A link or a mount is on the way there.
+    /// The path leads over a symbolic link or a mount.
     #[error("the way to `{0}` leads over a link or out of the tree: neither is followed\nhint: name the file itself")]
     Led(TreePath),
-    /// The directory still holds something.
+    /// The directory is not empty.
     #[error("the directory `{0}` is not empty\nhint: ask for it to be removed with all that is in it")]
     NotEmpty(TreePath),
-    /// What governs the sandbox is not changed this way.
+    /// The file governs the sandbox and cannot be changed this way.
     #[error("`{path}` is not changed: {why}")]
     Guarded {
-        /// Which.
+        /// Path of the file.
         path: TreePath,
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// A rule leaves it out of copies.
+    /// A rule excludes the file from copies.
     #[error("`{path}` is not copied: {why}")]
     Withheld {
-        /// Which.
+        /// Path of the file.
         path: TreePath,
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// It would be more than may be.
+    /// A limit would be exceeded.
     #[error("it is more than the {limit} {unit} that there may be")]
     TooMuch {
-        /// How much may be.
+        /// The limit.
         limit: u64,
-        /// Of what.
+        /// Unit of the limit.
         unit: &'static str,
     },
-    /// It was changed while it was read.
+    /// The file changed during the read.
     #[error("`{0}` was changed while it was read\nhint: try again when nobody writes to it")]
     Changed(TreePath),
-    /// The archive is damaged or holds what is not taken.
+    /// The archive is damaged or contains an unsupported member.
     #[error("the archive cannot be taken: {why}{}", member.as_ref().map(|m| format!(" (`{}`)", m.escaped())).unwrap_or_default())]
     Archive {
-        /// At which member.
+        /// Member of the archive.
         member: Option<RawText>,
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// The other end of a stream failed.
     #[error("the {what} failed: {why}")]
     Stream {
-        /// Which end: `input` or `output`.
+        /// Name of the end: `input` or `output`.
         what: &'static str,
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// The system said no.
+    /// A system call failed.
     #[error("cannot {what} {path}")]
     System {
-        /// What was tried.
+        /// Operation that failed.
         what: &'static str,
-        /// With what.
+        /// Path and error.
         path: PathError,
     },
 }
 
-/// Makes a [`FilesError`] of what a call said of `path`.
+/// Converts the errno of a call on `path` to a [`FilesError`].
 pub(crate) fn failed(what: &'static str, path: &TreePath) -> impl FnOnce(Errno) -> FilesError {
     let path = path.clone();
     move |errno| match errno {
@@ -144,7 +144,7 @@ pub(crate) fn failed(what: &'static str, path: &TreePath) -> impl FnOnce(Errno) 
     }
 }
 
-/// The same of what the standard library says.
+/// Does the same for an error of the standard library.
 pub(crate) fn failed_io(what: &'static str, path: &TreePath) -> impl FnOnce(std::io::Error) -> FilesError {
     let path = path.clone();
     move |error| failed(what, &path)(Errno::from_io_error(&error).unwrap_or(Errno::IO))

@@ -1,8 +1,8 @@
-//! Where what is coming is made ready: a directory of its own in the tree, so that
-//! it is put into its place by a rename alone.
+//! Directories in the tree in which new objects are prepared, so that a rename alone puts them in
+//! place.
 //!
-//! Whoever works in it holds its lock (flock(2)); one that nobody holds is what a
-//! killed writer left, and goes with the next.
+//! A process that works in such a directory holds its lock (flock(2)). An unlocked directory is
+//! left by a killed process and is removed by the next one.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,15 +15,15 @@ use crate::object::{names, os, unguessable_name};
 use crate::removal::{remove_tree, sweep};
 use crate::{PathError, TreePath};
 
-/// How the name of a directory begins in which something is made ready.
+/// Prefix of the names of these directories.
 pub const INCOMING_PREFIX: &str = ".stockade-incoming-";
 
-/// Whether a name in a directory is such a one: nobody's file.
+/// Returns whether a name is that of such a directory, which is no file of the tree.
 pub(crate) fn is_passing(directory: &TreePath, name: &[u8]) -> bool {
     directory.is_root() && name.starts_with(INCOMING_PREFIX.as_bytes())
 }
 
-/// Such a directory, until it is dropped.
+/// Such a directory. Removed on drop.
 #[derive(Debug)]
 pub(crate) struct Incoming<'t> {
     tree: BorrowedFd<'t>,
@@ -32,7 +32,7 @@ pub(crate) struct Incoming<'t> {
 }
 
 impl<'t> Incoming<'t> {
-    /// Makes one at the root of the tree, and removes what nobody works in.
+    /// Makes a directory at the root of the tree, and removes abandoned ones.
     pub fn begin(tree: BorrowedFd<'t>) -> Result<Self, PathError> {
         let root = TreePath::root();
         sweep_abandoned(tree)?;
@@ -48,7 +48,7 @@ impl<'t> Incoming<'t> {
         }
     }
 
-    /// To make things in.
+    /// Returns the directory for new objects.
     pub fn directory(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
@@ -56,7 +56,7 @@ impl<'t> Incoming<'t> {
 
 impl Drop for Incoming<'_> {
     fn drop(&mut self) {
-        // What is left of it is what nobody works in, and goes with the next.
+        // The next process removes any remains.
         let _ = remove_tree(self.tree, self.name.as_encoded_bytes());
         let _ = sweep(self.tree);
     }
@@ -74,7 +74,7 @@ fn sweep_abandoned(tree: BorrowedFd<'_>) -> Result<(), PathError> {
         if !name.starts_with(INCOMING_PREFIX.as_bytes()) {
             continue;
         }
-        // Held by this process from here on: whoever made it is no more.
+        // From here on this process has the lock, so its maker has ended.
         if hold(tree, &os(&name).to_owned()).is_ok() {
             remove_tree(tree, &name)?;
         }

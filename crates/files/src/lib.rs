@@ -1,13 +1,12 @@
-//! Trees that others write in, a sandbox above all: read, changed, packed and
-//! unpacked from outside.
+//! Trees in which other processes write, mainly sandboxes: read, changed, packed and unpacked from
+//! outside.
 //!
-//! Everything is done beneath a held directory, with names of one component or
-//! with the kernel's own lookup beneath (openat2(2)); no link is followed, no
-//! mount is crossed, nothing but a regular file is opened. What is written is
-//! there whole or not at all.
+//! All work is done beneath an open directory, with names of one component or with the kernel's
+//! lookup beneath a directory (openat2(2)). No symbolic link is followed, no mount is crossed, and
+//! only regular files are opened. Writes are atomic.
 //!
-//! Absent on purpose: what a sandbox is, who may do what (see [`Guard`]), how much
-//! there may be ([`Bounds`] come from the caller).
+//! Not part of this crate: sandboxes, permissions (see [`Guard`]), and size limits (the caller sets
+//! [`Bounds`]).
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! One object of a tree, held by descriptor: what it is, what it carries, what
-//! it holds. A link is never followed, and no path of more than one component is
-//! given to the kernel without [`BENEATH`]. Knows nothing of overlays.
+//! An object of a tree, open by descriptor: its kind, metadata and content. A symbolic link is
+//! never followed, and no path of several components is passed to the kernel without [`BENEATH`].
+//! Independent of overlays.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -20,23 +20,23 @@ use stockade_model::RawText;
 use stockade_sys::resolve::DescriptorPath;
 use stockade_sys::{Errno, actor, resolve};
 
-/// How a path of several components is looked up: nothing leads out, neither a
-/// link nor a mount.
+/// Flags for the lookup of a path of several components: neither a symbolic link nor a mount leads
+/// out.
 pub const BENEATH: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
-/// Permission bits and the three special ones.
+/// Permission bits and the three special bits.
 pub const MODE_BITS: u32 = 0o7777;
 /// Bytes compared at once.
 const BLOCK_BYTES: usize = 64 * 1024;
 /// Largest list of attribute names (`XATTR_LIST_MAX`) and value (`XATTR_SIZE_MAX`).
 const ATTRIBUTE_BYTES: usize = 65_536;
 
-/// Makes a directory where nothing is.
+/// Makes a directory if the path is free.
 ///
 /// # Errors
-/// Where it cannot be made; not where something is there.
+/// The errors of mkdirat(2), but no error if the path exists.
 pub fn make_where_missing<P: rustix::path::Arg>(parent: impl AsFd, path: P, mode: Mode) -> Result<(), Errno> {
     match mkdirat(parent, path, mode) {
         Err(Errno::EXIST) => Ok(()),
@@ -44,20 +44,20 @@ pub fn make_where_missing<P: rustix::path::Arg>(parent: impl AsFd, path: P, mode
     }
 }
 
-/// A name that nobody can guess, nor have taken before: 32 hexadecimal digits.
+/// Returns a name that is unique and cannot be guessed: 32 hexadecimal digits.
 ///
 /// # Errors
-/// Where the kernel gives no random bytes.
+/// The errors of getrandom(2).
 pub fn unguessable_name() -> Result<String, Errno> {
     let mut bytes = [0; 16];
-    // So few are given at once or not at all (getrandom(2)).
+    // The kernel returns so few bytes at once or not at all (getrandom(2)).
     if getrandom(&mut bytes, GetRandomFlags::empty())? < bytes.len() {
         return Err(Errno::AGAIN);
     }
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
-/// What an object is.
+/// Kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -76,7 +76,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As a person calls it.
+    /// Returns the name of the kind with its article, for display.
     pub fn with_article(self) -> &'static str {
         match self {
             Self::File => "a file",
@@ -88,7 +88,7 @@ impl Kind {
         }
     }
 
-    /// That of a file mode.
+    /// Returns the kind in a file mode.
     pub fn of_mode(mode: u32) -> Self {
         match FileType::from_raw_mode(mode) {
             FileType::Directory => Self::Directory,
@@ -101,46 +101,46 @@ impl Kind {
     }
 }
 
-/// A time as the kernel keeps it.
+/// A time with the resolution of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Time {
     /// Seconds since the epoch.
     pub seconds: i64,
-    /// And nanoseconds.
+    /// Nanoseconds of the second.
     pub nanoseconds: u32,
 }
 
-/// What of an object tells whether it is still the one that was looked at.
+/// Identity and metadata of an object, for detecting a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// What it is.
+    /// Kind of the object.
     pub kind: Kind,
-    /// Its number in its filesystem.
+    /// Inode number.
     pub inode: u64,
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Permission bits.
     pub mode: u32,
-    /// Of the content.
+    /// Time of the last change of the content.
     pub modified: Time,
-    /// Of anything of it.
+    /// Time of the last change of content or metadata (`ctime`).
     pub changed: Time,
 }
 
 /// Extended attributes, sorted by name.
 pub type Attributes = Vec<(RawText, RawText)>;
 
-/// An object, held. Its descriptor may only be used to name it.
+/// An open object, identified by an `O_PATH` descriptor.
 #[derive(Debug)]
 pub struct Object {
-    /// What holds it.
+    /// Descriptor of the object.
     pub fd: OwnedFd,
-    /// What it was when it was held.
+    /// Metadata at the time of the open.
     pub stat: Stat,
 }
 
 impl Object {
-    /// Holds `name` (one component) in `directory`; `None` where there is none.
+    /// Opens `name` (one component) in `directory`; `None` if it does not exist.
     ///
     /// # Errors
     /// As openat(2).
@@ -153,8 +153,8 @@ impl Object {
         }
     }
 
-    /// Holds what is at `path` beneath `root`, itself where `path` is empty;
-    /// `None` where there is nothing, or something on the way is no directory.
+    /// Opens the object at `path` beneath `root`, or `root` itself if `path` is empty. `None` if
+    /// there is no object, or if a parent is not a directory.
     ///
     /// # Errors
     /// As openat2(2).
@@ -170,7 +170,7 @@ impl Object {
         }
     }
 
-    /// What a descriptor holds.
+    /// Makes an object from a descriptor.
     ///
     /// # Errors
     /// As fstat(2).
@@ -179,42 +179,42 @@ impl Object {
         Ok(Self { fd, stat })
     }
 
-    /// What it is.
+    /// Returns the kind.
     pub fn kind(&self) -> Kind {
         Kind::of_mode(self.stat.st_mode)
     }
 
-    /// Whether it is a directory.
+    /// Returns whether the object is a directory.
     pub fn is_directory(&self) -> bool {
         self.kind() == Kind::Directory
     }
 
-    /// Permission bits and the three special ones.
+    /// Returns the permission bits and the three special bits.
     pub fn mode(&self) -> u32 {
         self.stat.st_mode & MODE_BITS
     }
 
-    /// In bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         u64::try_from(self.stat.st_size).unwrap_or(0)
     }
 
-    /// Its number in its filesystem.
+    /// Returns the inode number.
     pub fn inode(&self) -> u64 {
         self.stat.st_ino
     }
 
-    /// When its content was changed.
+    /// Returns the time of the last change of the content.
     pub fn modified(&self) -> Time {
         Time { seconds: self.stat.st_mtime, nanoseconds: nanoseconds(self.stat.st_mtime_nsec) }
     }
 
-    /// When anything of it was changed.
+    /// Returns the time of the last change of content or metadata (`ctime`).
     pub fn changed(&self) -> Time {
         Time { seconds: self.stat.st_ctime, nanoseconds: nanoseconds(self.stat.st_ctime_nsec) }
     }
 
-    /// What tells whether it is still the same.
+    /// Returns the mark for detecting a later change.
     pub fn mark(&self) -> Mark {
         Mark {
             kind: self.kind(),
@@ -226,19 +226,19 @@ impl Object {
         }
     }
 
-    /// The text of a link.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// Where it is no link.
+    /// An error if the object is not a symbolic link.
     pub fn link_text(&self) -> Result<Vec<u8>, Errno> {
         resolve::link_text(self.fd.as_fd())
     }
 
-    /// Does something with a file of ours that its mode would not let us do; the
-    /// mode is put back. For what is staged, never for what is in a workspace.
+    /// Runs `act` on an own file whose mode would not permit it, and restores the mode. For staged
+    /// files, never for files in a workspace.
     ///
     /// # Errors
-    /// Of `act`, or of changing the mode.
+    /// The errors of `act`, or of changing the mode.
     pub fn opened_up<T>(&self, act: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
         let mode = self.mode();
         if self.kind() != Kind::File || mode & 0o600 == 0o600 || rustix::process::geteuid().is_root() {
@@ -250,7 +250,7 @@ impl Object {
         done
     }
 
-    /// Opens it for reading.
+    /// Opens the object for reading.
     ///
     /// # Errors
     /// As open(2).
@@ -259,7 +259,7 @@ impl Object {
         openat(CWD, DescriptorPath::new(self.fd.as_fd()).as_c_str(), flags, Mode::empty()).map(File::from)
     }
 
-    /// Whether it carries anything that an overlay keeps.
+    /// Returns the names of the attributes that overlays keep.
     ///
     /// # Errors
     /// As listxattr(2).
@@ -279,7 +279,7 @@ impl Object {
         Ok(names)
     }
 
-    /// The attributes that belong to the content: `user.*` and access lists.
+    /// Returns the attributes that belong to the content: `user.*` and access control lists.
     ///
     /// # Errors
     /// As listxattr(2) and getxattr(2).
@@ -303,7 +303,7 @@ impl Object {
         Ok(found)
     }
 
-    /// The value of one attribute.
+    /// Returns the value of one attribute.
     ///
     /// # Errors
     /// As getxattr(2).
@@ -327,7 +327,7 @@ impl Object {
         setxattr(DescriptorPath::new(self.fd.as_fd()).as_c_str(), name, value, rustix::fs::XattrFlags::empty())
     }
 
-    /// Removes one attribute, if it has it.
+    /// Removes one attribute, if it exists.
     ///
     /// # Errors
     /// As removexattr(2).
@@ -338,7 +338,7 @@ impl Object {
         }
     }
 
-    /// Sets its permission bits; not of a link.
+    /// Sets the permission bits; not for a symbolic link.
     ///
     /// # Errors
     /// As chmod(2).
@@ -346,7 +346,7 @@ impl Object {
         actor::chmod(self.fd.as_fd(), mode)
     }
 
-    /// Sets the time of its content.
+    /// Sets the modification time.
     ///
     /// # Errors
     /// As utimensat(2).
@@ -363,17 +363,16 @@ fn nanoseconds(value: impl TryInto<u32>) -> u32 {
     value.try_into().unwrap_or(0)
 }
 
-/// What overlays keep about their own doing (overlayfs.rst, `userxattr`).
+/// Prefix of the attributes of overlays (overlayfs.rst, `userxattr`).
 pub const OVERLAY_ATTRIBUTES: &[u8] = b"user.overlay.";
 
-/// Whether an attribute is part of what a program wrote. What the kernel or its
-/// security modules keep (`security.`, `trusted.`) is not, nor is what an
-/// overlay keeps.
+/// Returns whether an attribute is part of a program's content. Attributes of the kernel or its
+/// security modules (`security.`, `trusted.`) and of overlays are not.
 fn is_content_attribute(name: &[u8]) -> bool {
     (name.starts_with(b"user.") && !name.starts_with(OVERLAY_ATTRIBUTES)) || name.starts_with(b"system.posix_acl_")
 }
 
-/// Holds the directory at `path` beneath `root`; `root` itself where it is empty.
+/// Opens the directory at `path` beneath `root`; `root` itself if `path` is empty.
 ///
 /// # Errors
 /// As openat2(2).
@@ -385,8 +384,8 @@ pub fn directory_beneath(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, E
     openat2(root, path, flags, Mode::empty(), BENEATH)
 }
 
-/// The names in a held directory, in the order of their bytes. A directory of
-/// ours that does not let itself be read is opened up for that moment.
+/// Lists the names in an open directory, sorted by bytes. Opens up an own unreadable directory for
+/// that moment.
 ///
 /// # Errors
 /// As open(2) and getdents(2).
@@ -396,7 +395,7 @@ pub fn names(directory: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
     Ok(names)
 }
 
-/// The names in a held directory, and what the directory says they are.
+/// Lists the names in an open directory with their types, as the directory reports them.
 ///
 /// # Errors
 /// As open(2) and getdents(2).
@@ -425,13 +424,13 @@ pub fn entries(directory: BorrowedFd<'_>) -> Result<Vec<(Vec<u8>, FileType)>, Er
     Ok(found)
 }
 
-/// A name as the standard library has it.
+/// Converts a name to the type of the standard library.
 pub fn os(name: &[u8]) -> &OsStr {
     OsStr::from_bytes(name)
 }
 
-/// Whether two objects hold the same: the same kind, bytes, or text of a link.
-/// What cannot be read is taken for different.
+/// Returns whether two objects have the same kind and the same bytes or link target. Unreadable
+/// objects count as different.
 ///
 /// # Errors
 /// As read(2).

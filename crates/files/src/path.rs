@@ -14,38 +14,38 @@ pub const NAME_MAX: usize = 255;
 /// Most components.
 pub const DEPTH_MAX: usize = 128;
 
-/// A path beneath a tree: components without `.`, `..`, `/` and NUL. Empty, it is
-/// the tree's root.
+/// A path beneath a tree: components without `.`, `..`, `/` and NUL. An empty path is the tree's
+/// root.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TreePath(PathBuf);
 
-/// Why a text is no path beneath a tree.
+/// Reason why a text is not a path beneath a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TreePathError {
-    /// It begins with `/`.
+    /// The path begins with `/`.
     #[error("a path beneath the tree does not begin with `/`")]
     Absolute,
-    /// It holds `..`.
+    /// The path contains `..`.
     #[error("a path beneath the tree holds no `..`")]
     Climbs,
-    /// It holds a NUL.
+    /// The path contains a NUL.
     #[error("a path holds no byte 0")]
     Nul,
-    /// It is too long or too deep.
+    /// The path is too long or too deep.
     #[error("a path has at most {PATH_MAX} bytes and {DEPTH_MAX} components of {NAME_MAX} bytes")]
     Long,
 }
 
 impl TreePath {
-    /// The root.
+    /// Returns the root.
     pub fn root() -> Self {
         Self::default()
     }
 
-    /// Reads a path. `.` and empty components mean nothing and are left out.
+    /// Parses a path. Skips `.` and empty components.
     ///
     /// # Errors
-    /// When it is absolute, climbs, or does not fit.
+    /// [`TreePathError`] if the path is absolute, contains `..` or a NUL, or is too long.
     pub fn new(bytes: &[u8]) -> Result<Self, TreePathError> {
         if bytes.starts_with(b"/") {
             return Err(TreePathError::Absolute);
@@ -68,39 +68,39 @@ impl TreePath {
         if path.as_os_str().len() > PATH_MAX { Err(TreePathError::Long) } else { Ok(Self(path)) }
     }
 
-    /// As the standard library has it.
+    /// Returns the path as the type of the standard library.
     pub fn as_path(&self) -> &Path {
         &self.0
     }
 
-    /// Whether it is the root.
+    /// Returns whether this is the root.
     pub fn is_root(&self) -> bool {
         self.0.as_os_str().is_empty()
     }
 
-    /// Its parent and its last component; none of the root.
+    /// Returns the parent path and the last component; `None` for the root.
     pub fn split(&self) -> Option<(Self, &OsStr)> {
         let name = self.0.file_name()?;
         Some((Self(self.0.parent().map(Path::to_owned).unwrap_or_default()), name))
     }
 
-    /// The path of `name` in it, which is one component.
+    /// Returns the path of `name` (one component) in this directory.
     pub fn join(&self, name: &OsStr) -> Self {
         Self(self.0.join(name))
     }
 
-    /// The path of something in it. May be longer than what the kernel takes, which
-    /// says so then.
+    /// Returns the path of `inner` beneath this path. May exceed the kernel's limit; the kernel
+    /// then returns an error.
     pub fn beneath(&self, inner: &Self) -> Self {
         if inner.is_root() { self.clone() } else { Self(self.0.join(&inner.0)) }
     }
 
-    /// The rest of this path beneath `above`; nothing where it lies elsewhere.
+    /// Returns the rest of this path beneath `above`; `None` if it is elsewhere.
     pub fn within(&self, above: &Self) -> Option<Self> {
         Some(Self(self.0.strip_prefix(&above.0).ok()?.to_owned()))
     }
 
-    /// How many components it has.
+    /// Returns the number of components.
     pub fn depth(&self) -> usize {
         self.0.components().count()
     }

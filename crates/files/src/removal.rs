@@ -1,4 +1,4 @@
-//! Removes whole trees in directories that are ours alone.
+//! Removes whole trees in private directories.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -9,14 +9,14 @@ use stockade_sys::Errno;
 use crate::error::{At, PathError};
 use crate::object::{Object, entries, names, os};
 
-/// Names beginning so are on their way out.
+/// Prefix of names that are being removed.
 pub const LEAVING: &str = ".leaving-";
 
-/// Removes `name` in a private directory, whatever it is. Directories in it are
-/// moved up first, so that no depth is too deep.
+/// Removes `name` in a private directory, whatever its kind is. Moves inner directories up first,
+/// so any depth can be removed.
 ///
 /// # Errors
-/// What could not be removed.
+/// [`PathError`] of the first object that could not be removed.
 pub fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), PathError> {
     let mut waiting = vec![name.to_vec()];
     while let Some(name) = waiting.pop() {
@@ -48,10 +48,10 @@ pub fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), PathErr
     Ok(())
 }
 
-/// Removes all that is in a directory of ours, whatever it was closed to.
+/// Removes the content of a private directory, whatever its modes are.
 ///
 /// # Errors
-/// What could not be removed.
+/// [`PathError`] of the first object that could not be removed.
 pub fn empty_tree(directory: BorrowedFd<'_>) -> Result<(), PathError> {
     let here = Path::new(".");
     let held = rustix::io::fcntl_dupfd_cloexec(directory, 3).and_then(Object::of).at(here)?;
@@ -59,10 +59,10 @@ pub fn empty_tree(directory: BorrowedFd<'_>) -> Result<(), PathError> {
     names(directory).at(here)?.iter().try_for_each(|name| remove_tree(directory, name))
 }
 
-/// Removes what a removal that was cut off left in `directory`.
+/// Removes the remains of an interrupted removal in `directory`.
 ///
 /// # Errors
-/// What could not be removed.
+/// [`PathError`] of the first object that could not be removed.
 pub fn sweep(directory: BorrowedFd<'_>) -> Result<(), PathError> {
     for name in names(directory).at(Path::new(LEAVING))? {
         if name.starts_with(LEAVING.as_bytes()) {
@@ -72,7 +72,7 @@ pub fn sweep(directory: BorrowedFd<'_>) -> Result<(), PathError> {
     Ok(())
 }
 
-/// Lets its owner change what is in a directory.
+/// Gives the owner full access to a directory.
 fn open_up(directory: &Object) -> Result<(), Errno> {
     if directory.mode() & 0o700 == 0o700 { Ok(()) } else { directory.set_mode(0o700) }
 }

@@ -1,4 +1,4 @@
-//! One tree: its files read and changed.
+//! A tree: reads and changes its files.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -26,19 +26,19 @@ pub const LISTED_MAX: usize = 100_000;
 /// Bytes moved at once.
 const BLOCK_BYTES: usize = 64 * 1024;
 
-/// Tells whether a tree has something at a path, or will have when a change is done. At the
-/// path that is asked about itself only what is there before counts.
+/// Callback that returns whether a tree has an object at a path, now or after a change. For the
+/// path of the changed object itself, only the state before the change counts.
 pub type Exists<'a> = &'a dyn Fn(&TreePath) -> bool;
 
-/// Says why an object of this kind is not made, replaced, moved or removed at a path;
-/// nothing where it may be. Asked for each name before anything is done with it.
+/// Callback that returns the reason why no object of this kind may be made, replaced, moved or
+/// removed at a path, or `None`. Called for each name before the operation.
 pub type Guard = Arc<dyn Fn(&TreePath, Kind, Exists<'_>) -> Option<String> + Send + Sync>;
 
-/// Says why an object is left out of copies and archives of a tree; nothing where it is
-/// not.
+/// Callback that returns the reason why an object is left out of copies and archives of a tree, or
+/// `None`.
 pub type Withhold = Arc<dyn Fn(&TreePath, &Stat) -> Option<String> + Send + Sync>;
 
-/// A tree, held. Only its own descriptor leads into it.
+/// An open tree, accessible only through its own descriptor.
 pub struct Tree {
     root: OwnedFd,
     guard: Guard,
@@ -51,20 +51,20 @@ impl fmt::Debug for Tree {
     }
 }
 
-/// One file of a tree.
+/// Metadata of one file in a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its path.
+    /// Path of the file.
     pub path: TreePath,
-    /// What it is.
+    /// Kind of the file.
     pub kind: Kind,
-    /// In bytes; of a link, of its text.
+    /// Size in bytes; for a symbolic link, the length of its target.
     pub size: u64,
-    /// Permission bits and the three special ones.
+    /// Permission bits and the three special bits.
     pub mode: u32,
-    /// When its content was changed.
+    /// Time of the last change of the content.
     pub modified: Time,
-    /// Where a link leads, as it says itself.
+    /// Target of a symbolic link, as stored.
     pub leads_to: Option<RawText>,
 }
 
@@ -80,26 +80,26 @@ impl Entry {
 }
 
 impl Tree {
-    /// The tree beneath a held directory, in which everything may be changed.
+    /// Makes a tree beneath an open directory, in which all changes are allowed.
     pub fn of(root: OwnedFd) -> Self {
         Self::guarded(root, Arc::new(|_, _, _| None))
     }
 
-    /// The same, in which `guard` says what is not changed.
+    /// Makes a tree in which `guard` refuses changes.
     pub fn guarded(root: OwnedFd, guard: Guard) -> Self {
         Self { root, guard, withhold: Arc::new(|_, _| None) }
     }
 
-    /// The same, of which `withhold` says what is left out of copies and archives.
+    /// Returns the tree with `withhold`, which leaves objects out of copies and archives.
     #[must_use]
     pub fn withholding(self, withhold: Withhold) -> Self {
         Self { withhold, ..self }
     }
 
-    /// What is beneath a directory, as a tree of its own under the same rules.
+    /// Returns a directory as a tree of its own, under the same rules.
     ///
     /// # Errors
-    /// When there is none.
+    /// An error if there is no such directory.
     pub fn subtree(&self, path: &TreePath) -> Result<Self, FilesError> {
         let (guard, above) = (Arc::clone(&self.guard), path.clone());
         let guard = Arc::new(move |inner: &TreePath, kind, exists: Exists<'_>| {
@@ -110,18 +110,18 @@ impl Tree {
         Ok(Self::guarded(self.directory(path)?.fd, guard).withholding(withhold))
     }
 
-    /// What is at a path; a link itself.
+    /// Returns the metadata of a path; of a symbolic link itself.
     ///
     /// # Errors
-    /// When there is nothing, or the way there leads over a link.
+    /// An error if there is no object, or if a parent is a symbolic link.
     pub fn stat(&self, path: &TreePath) -> Result<Entry, FilesError> {
         Entry::of(path.clone(), &self.find(path)?)
     }
 
-    /// What is in a directory, by the bytes of the names.
+    /// Lists a directory, sorted by the bytes of the names.
     ///
     /// # Errors
-    /// When it is none, or holds more than [`LISTED_MAX`].
+    /// An error if it is not a directory, or has more than [`LISTED_MAX`] entries.
     pub fn list(&self, path: &TreePath) -> Result<Vec<Entry>, FilesError> {
         let directory = self.directory(path)?;
         let mut found = entries(directory.fd.as_fd()).map_err(failed("list", path))?;
@@ -135,7 +135,7 @@ impl Tree {
                 continue;
             }
             let inner = path.join(os(&name));
-            // What went meanwhile is not there.
+            // Skips entries that were removed meanwhile.
             if let Some(object) = Object::find(directory.fd.as_fd(), os(&name)).map_err(failed("examine", &inner))? {
                 listed.push(Entry::of(inner, &object)?);
             }
@@ -143,21 +143,21 @@ impl Tree {
         Ok(listed)
     }
 
-    /// Opens a regular file for reading. Nothing else is ever opened: no pipe on
-    /// whose other end nobody is, no device.
+    /// Opens a regular file for reading. Never opens another kind: a pipe without a writer would
+    /// block, and a device may have side effects.
     ///
     /// # Errors
-    /// When there is none.
+    /// An error if there is no such file.
     pub fn open(&self, path: &TreePath) -> Result<File, FilesError> {
         let object = self.find(path)?;
         demand(&object, Kind::File, path)?;
         object.open().map_err(failed("open", path))
     }
 
-    /// Up to `limit_bytes` of a file from `start` on, and its size.
+    /// Reads up to `limit_bytes` of a file from `start` on. Returns also the size of the file.
     ///
     /// # Errors
-    /// When there is no such file.
+    /// An error if there is no such file.
     pub fn read(&self, path: &TreePath, start: u64, limit_bytes: usize) -> Result<(Vec<u8>, u64), FilesError> {
         let file = self.open(path)?;
         let size = file.metadata().map_err(failed_io("examine", path))?.len();
@@ -176,13 +176,12 @@ impl Tree {
         Ok((bytes, size))
     }
 
-    /// Writes a file: when this returns, all of it is there and on the disk;
-    /// whoever reads meanwhile sees what was there before. A link in its place is
-    /// replaced, and what it leads to is left alone.
+    /// Writes a file atomically and durably; readers meanwhile see the old content. Replaces a
+    /// symbolic link at the path, and leaves its target unchanged.
     ///
     /// # Errors
-    /// When its directory is none, a directory is in its place, or there is more
-    /// than may be. Then nothing has changed.
+    /// An error if the parent is not a directory, a directory is at the path, or a limit is
+    /// exceeded. Then nothing has changed.
     pub fn write(
         &self,
         path: &TreePath,
@@ -206,18 +205,18 @@ impl Tree {
             .map_err(failed("write", path))?;
         if is_new {
             self.may_stay(path, Kind::File).inspect_err(|_| {
-                // Somebody may have been quicker to take it away.
+                // Another process may have removed the file before.
                 let _ = renameat_with(&parent.fd, name, incoming.directory(), "file", RenameFlags::NOREPLACE);
             })?;
         }
         self.stat(path)
     }
 
-    /// Makes a directory; with `parents`, those above that are missing, and none
-    /// where it is there.
+    /// Makes a directory. With `parents`, also makes missing parents, and accepts an existing
+    /// directory.
     ///
     /// # Errors
-    /// When something is in its place or its parent is none.
+    /// An error if an object is at the path, or the parent is not a directory.
     pub fn make_directory(&self, path: &TreePath, parents: bool) -> Result<(), FilesError> {
         let Some((above, name)) = path.split() else {
             return if parents { Ok(()) } else { Err(FilesError::Exists(path.clone())) };
@@ -236,11 +235,11 @@ impl Tree {
         })
     }
 
-    /// Gives a file another name. What has that name is replaced where `replace`
-    /// says so and it is no directory.
+    /// Renames a file. With `replace`, replaces an existing object at `to` as rename(2) does: a
+    /// file by a file, an empty directory by a directory.
     ///
     /// # Errors
-    /// When there is none, something is in the way, or either may not be changed.
+    /// An error if there is no such file, an object is in the way, or the guard refuses a change.
     pub fn rename(&self, from: &TreePath, to: &TreePath, replace: bool) -> Result<(), FilesError> {
         let kind = self.find(from)?.kind();
         let (source, old) = self.place(from, kind)?;
@@ -260,10 +259,10 @@ impl Tree {
         Ok(())
     }
 
-    /// Removes a file; a directory with all that is in it, where `recursive` says so.
+    /// Removes a file; with `recursive`, also a directory with its content.
     ///
     /// # Errors
-    /// When there is none, or a directory still holds something.
+    /// An error if there is no such file, or if a directory is not empty.
     pub fn remove(&self, path: &TreePath, recursive: bool) -> Result<(), FilesError> {
         let object = self.find(path)?;
         let (parent, name) = self.place(path, object.kind())?;
@@ -274,7 +273,7 @@ impl Tree {
             return unlinkat(&parent.fd, name, AtFlags::REMOVEDIR).map_err(failed("remove", path));
         }
         self.may_change_beneath(path, None)?;
-        // It goes by one rename; what is then slowly removed has no name any more.
+        // A single rename removes the directory from the tree; then its content is deleted.
         let incoming = self.incoming()?;
         renameat_with(&parent.fd, name, incoming.directory(), "gone", RenameFlags::NOREPLACE)
             .map_err(failed("remove", path))?;
@@ -289,7 +288,7 @@ impl Tree {
         Incoming::begin(self.root()).map_err(|path| FilesError::System { what: "use", path })
     }
 
-    /// Holds what is at a path.
+    /// Opens the object at a path.
     pub(crate) fn find(&self, path: &TreePath) -> Result<Object, FilesError> {
         let Some((parent, name)) = path.split() else {
             return Object::beneath(self.root(), path.as_path())
@@ -302,7 +301,7 @@ impl Tree {
             .ok_or_else(|| FilesError::NotFound(path.clone()))
     }
 
-    /// Holds the directory at a path.
+    /// Opens the directory at a path.
     pub(crate) fn directory(&self, path: &TreePath) -> Result<Object, FilesError> {
         let held = directory_beneath(self.root(), path.as_path()).and_then(Object::of);
         held.map_err(|errno| match errno {
@@ -316,7 +315,7 @@ impl Tree {
         })
     }
 
-    /// The directory that holds a name that is about to be changed, and the name.
+    /// Opens the parent directory of a name that is about to change, and returns the name.
     pub(crate) fn place<'p>(&self, path: &'p TreePath, kind: Kind) -> Result<(Object, &'p OsStr), FilesError> {
         let Some((parent, name)) = path.split() else {
             let why = "it is the root of the tree".to_owned();
@@ -330,7 +329,7 @@ impl Tree {
         self.may_become(path, kind, &|path| self.find(path).is_ok())
     }
 
-    /// The same for a change after which `exists` tells what is there.
+    /// Checks a change with the guard; `exists` describes the state after the change.
     pub(crate) fn may_become(&self, path: &TreePath, kind: Kind, exists: Exists<'_>) -> Result<(), FilesError> {
         match (self.guard)(path, kind, exists) {
             Some(why) => Err(FilesError::Guarded { path: path.clone(), why }),
@@ -338,21 +337,21 @@ impl Tree {
         }
     }
 
-    /// Looks again at what was made at a name that was free: others may have put something
-    /// beside it meanwhile, with which it means more.
+    /// Checks again an object that was made at a free name. Another process may have put a file
+    /// beside it meanwhile, so that the object is now refused.
     pub(crate) fn may_stay(&self, path: &TreePath, kind: Kind) -> Result<(), FilesError> {
         self.may_become(path, kind, &|other| other != path && self.find(other).is_ok())
     }
 
-    /// Says why an object is left out of copies and archives, if it is.
+    /// Returns the reason why an object is left out of copies and archives, or `None`.
     pub(crate) fn withheld(&self, path: &TreePath, object: &Object) -> Option<String> {
         (self.withhold)(path, &object.stat)
     }
 
-    /// The same for all that is beneath a directory that is moved or removed: where it is,
-    /// and where it goes.
+    /// Checks everything beneath a directory that is moved or removed, at its old and at its new
+    /// path.
     fn may_change_beneath(&self, path: &TreePath, to: Option<&TreePath>) -> Result<(), FilesError> {
-        // What is moved will be at its new place.
+        // Moved objects will be at their new paths.
         let exists = |place: &TreePath| {
             let moved = to.and_then(|to| Some(path.beneath(&place.within(to)?)));
             self.find(moved.as_ref().unwrap_or(place)).is_ok()
@@ -373,7 +372,7 @@ impl Tree {
     }
 }
 
-/// Demands that an object is of a kind.
+/// Returns an error if an object is not of the wanted kind.
 pub(crate) fn demand(object: &Object, wanted: Kind, path: &TreePath) -> Result<(), FilesError> {
     match object.kind() {
         found if found == wanted => Ok(()),
@@ -381,13 +380,13 @@ pub(crate) fn demand(object: &Object, wanted: Kind, path: &TreePath) -> Result<(
     }
 }
 
-/// A new empty file.
+/// Makes a new empty file.
 pub(crate) fn new_file(directory: BorrowedFd<'_>, name: &OsStr) -> Result<File, Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(directory, name, flags, Mode::RUSR | Mode::WUSR).map(File::from)
 }
 
-/// A new directory that belongs to whom its parent does.
+/// Makes a new directory with the owner of its parent.
 pub(crate) fn make_directory(parent: BorrowedFd<'_>, name: &OsStr, like: &Stat) -> Result<(), Errno> {
     mkdirat(parent, name, Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH)?;
     match Object::find(parent, name)? {
@@ -396,9 +395,9 @@ pub(crate) fn make_directory(parent: BorrowedFd<'_>, name: &OsStr, like: &Stat) 
     }
 }
 
-/// Gives what was made the owner that its directory has: the sandbox's own user,
-/// whoever we are. In a directory of somebody else, such as `/tmp`, only root can; an
-/// ordinary user keeps what it made.
+/// Sets the owner of a new object to that of its directory: the sandbox's own user, whatever this
+/// process's user is. In another user's directory, such as `/tmp`, only root can do so; an ordinary
+/// user keeps the ownership.
 pub(crate) fn own(made: &Object, like: &Stat) -> Result<(), Errno> {
     if (made.stat.st_uid, made.stat.st_gid) == (like.st_uid, like.st_gid) {
         return Ok(());
@@ -410,13 +409,13 @@ pub(crate) fn own(made: &Object, like: &Stat) -> Result<(), Errno> {
     }
 }
 
-/// Owner and mode of what was made. Nobody's powers come with a file.
+/// Sets owner and mode of a new object, without set-ID bits.
 pub(crate) fn settle(made: &Object, like: &Stat, mode: u32) -> Result<(), Errno> {
     own(made, like)?;
     made.set_mode(mode & 0o777)
 }
 
-/// Copies a stream to a file, and no more of it than may be.
+/// Copies a stream to a file, up to the limit.
 fn copy_bounded(content: &mut dyn Read, mut file: &File, path: &TreePath, bounds: Bounds) -> Result<(), FilesError> {
     let mut block = vec![0; BLOCK_BYTES];
     let mut written = 0u64;

@@ -1,7 +1,6 @@
-//! Archives unpacked into a tree. All of it is made ready first, in a directory of
-//! its own, and put into place by renames, each of which is undone where a later
-//! one fails. So what is refused has changed nothing; only who is killed between
-//! two of the last renames leaves a part of the archive in its place.
+//! Archives unpacked into a tree. All objects are first prepared in a separate directory and then
+//! renamed into place. If a rename fails, the earlier ones are undone, so a refused archive changes
+//! nothing. Only a kill between two of the last renames leaves a part of the archive in place.
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
@@ -20,19 +19,19 @@ use crate::{Bounds, FilesError, TreePath};
 /// Bytes moved at once.
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// Where an archive is unpacked.
+/// Target of an unpacked archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Where {
-    /// To a directory that is not there yet; it appears whole.
+    /// A new directory, which appears complete.
     New,
-    /// Into a directory, beside what is in it.
+    /// An existing directory, beside its content.
     Into {
-        /// Whether a file of a name that is there is replaced; else it is refused.
+        /// True if a file of the same name is replaced; false if it is a conflict.
         replace: bool,
     },
 }
 
-/// What was unpacked.
+/// Result of unpacking.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uploaded {
     /// Files, directories and links.
@@ -42,13 +41,13 @@ pub struct Uploaded {
 }
 
 impl Tree {
-    /// Unpacks a tar archive. Members that are absolute, climb, pass a link or are
-    /// special are refused, and so is a link that leads out of where it is
-    /// unpacked; owners and set-ID bits are not taken over.
+    /// Unpacks a tar archive. Refuses members that are absolute, contain `..`, pass a symbolic link
+    /// or are special, and symbolic links that lead out of the target directory. Ignores owners and
+    /// set-ID bits.
     ///
     /// # Errors
-    /// When the archive is refused, there is more than may be, or something is in
-    /// the way. Then nothing has changed.
+    /// An error if the archive is refused, a limit is exceeded, or an object is in the way. Then
+    /// nothing has changed.
     pub fn upload(
         &self,
         path: &TreePath,
@@ -96,7 +95,7 @@ impl Tree {
     }
 }
 
-/// An archive on its way into a fresh directory.
+/// An archive that is being unpacked into a new directory.
 struct Unpacking<'t> {
     fresh: Tree,
     tree: &'t Tree,
@@ -104,7 +103,7 @@ struct Unpacking<'t> {
     owner: Stat,
     bounds: Bounds,
     entries: u64,
-    /// Modes that are set last: a directory may forbid what is made in it.
+    /// Modes that are set last, because a mode may forbid new entries in the directory.
     directories: Vec<(TreePath, u32)>,
 }
 
@@ -123,7 +122,7 @@ impl Unpacking<'_> {
 
     fn one(&mut self, member: &Member, archive: &mut Reader<'_>) -> Result<(), FilesError> {
         let Some((above, name)) = member.path.split() else {
-            // The root itself, as `tar -c .` has it.
+            // The root itself, as `tar -c .` packs it.
             return match member.body {
                 Body::Directory => Ok(()),
                 _ => Err(refused(None, "its root is no directory")),
@@ -144,7 +143,7 @@ impl Unpacking<'_> {
         .map_err(said)
     }
 
-    /// The directory that a member lies in, made where the archive does not name it.
+    /// Returns the directory of a member. Makes it if the archive does not contain it.
     fn parents(&mut self, path: &TreePath) -> Result<Object, FilesError> {
         let there = self.fresh.directory(path);
         match (there, path.split()) {
@@ -161,8 +160,8 @@ impl Unpacking<'_> {
         }
     }
 
-    /// Asks whether each object may be where it goes, once all of them are known: what one
-    /// is can depend on those beside it.
+    /// Checks whether each object may be at its path, after all objects are known. The meaning of
+    /// an object can depend on the objects beside it.
     fn may_be_placed(&self) -> Result<(), FilesError> {
         let exists = |place: &TreePath| {
             place.within(self.at).is_some_and(|inner| self.fresh.find(&inner).is_ok()) || self.tree.find(place).is_ok()
@@ -194,7 +193,7 @@ impl Unpacking<'_> {
         let path = &member.path;
         self.directories.push((path.clone(), member.mode | 0o700));
         match self.fresh.find(path) {
-            // Named before, or made for a member before it.
+            // Present earlier in the archive, or made for an earlier member.
             Ok(there) => demand(&there, Kind::Directory, path),
             Err(FilesError::NotFound(_)) => {
                 let name = path.split().map(|(_, name)| name).unwrap_or_default();
@@ -220,9 +219,9 @@ impl Unpacking<'_> {
         made.set_modified(member.modified).map_err(failed("write", path))
     }
 
-    /// A link leads from its directory up to where the archive is unpacked at most,
-    /// and then down: all that is above it is a directory and no link, so this is
-    /// where it leads.
+    /// Makes a symbolic link. The target may lead up to the root of the archive at most, and then
+    /// down. All parents of the link are directories and not links, so this check covers its real
+    /// target.
     fn link(&self, member: &Member, parent: &Object, text: &[u8]) -> Result<(), FilesError> {
         let path = &member.path;
         let name = path.split().map(|(_, name)| name).unwrap_or_default();
@@ -239,15 +238,15 @@ impl Unpacking<'_> {
         let known = self.fresh.find(other).ok().filter(|object| object.kind() == Kind::File);
         let known =
             known.ok_or_else(|| refused(Some(bytes(other)), "a link to it comes before it, or it is no file"))?;
-        // By what is held, so that nobody puts anything else there meanwhile.
+        // By descriptor, so that no process can replace the file meanwhile.
         let held = DescriptorPath::new(known.fd.as_fd());
         linkat(rustix::fs::CWD, held.as_c_str(), &parent.fd, name, AtFlags::SYMLINK_FOLLOW)
             .map_err(failed("make", other))
     }
 }
 
-/// Whether the text of a link in a directory so many levels deep stays inside: first
-/// `..`, as many as there are levels, then names.
+/// Returns whether a link target stays inside, for a link `depth` levels deep: first at most
+/// `depth` times `..`, then names.
 fn leads_inside(depth: usize, text: &[u8]) -> bool {
     let mut parts = text.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b"."));
     let ups = parts.clone().take_while(|part| *part == b"..").count();
@@ -258,13 +257,13 @@ fn bytes(path: &TreePath) -> &[u8] {
     path.as_path().as_os_str().as_encoded_bytes()
 }
 
-/// What was unpacked, on its way beside what is there.
+/// The unpacked objects, being moved beside the existing ones.
 struct Placing<'t> {
     fresh: &'t Tree,
     tree: &'t Tree,
     at: &'t TreePath,
     replace: bool,
-    /// Each name that was moved, and whether something else went where it was.
+    /// Each moved name, and whether it was exchanged with an existing object.
     done: Vec<(TreePath, RenameFlags)>,
 }
 
@@ -284,7 +283,8 @@ impl<'t> Placing<'t> {
         Ok(())
     }
 
-    /// Moves what is in one directory; directories that are on both sides wait.
+    /// Moves the content of one directory. Directories that exist on both sides are processed
+    /// later.
     fn directory(&mut self, path: &TreePath, waiting: &mut Vec<TreePath>) -> Result<(), FilesError> {
         let (from, to) = self.both(path)?;
         let mut names = entries(from.fd.as_fd()).map_err(failed("list", path))?;
@@ -320,7 +320,7 @@ impl<'t> Placing<'t> {
             let Some((above, name)) = path.split() else { continue };
             let (from, to) = self.both(&above)?;
             match renameat_with(&to.fd, name, &from.fd, name, flags) {
-                // Somebody was quicker to take it away.
+                // Another process removed the object before.
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(errno) => return Err(failed("take back", &path)(errno)),
             }
@@ -328,7 +328,7 @@ impl<'t> Placing<'t> {
         Ok(())
     }
 
-    /// The same directory on both sides.
+    /// Opens the same directory on both sides.
     fn both(&self, path: &TreePath) -> Result<(Object, Object), FilesError> {
         Ok((self.fresh.directory(path)?, self.tree.directory(&self.at.beneath(path))?))
     }

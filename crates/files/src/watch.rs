@@ -1,4 +1,4 @@
-//! What happens in a directory of a tree, as long as somebody looks (inotify(7)).
+//! Events in a directory of a tree, during a watch (inotify(7)).
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,36 +17,36 @@ use crate::{FilesError, TreePath};
 /// Bytes of one read: some hundred events.
 const BUFFER_BYTES: usize = 16 * 1024;
 
-/// What happened.
+/// Type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WatchEvent {
-    /// A name is there that was not.
+    /// A name was added.
     Created,
-    /// What was written to a file is complete.
+    /// A write to a file is complete.
     Written,
-    /// A name is gone.
+    /// A name was removed.
     Removed,
     /// Mode, owner or times changed.
     Metadata,
 }
 
-/// One thing that was seen.
+/// A result of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// Something happened to a name in the directory.
+    /// An event at a name in the directory.
     Event {
-        /// Which.
+        /// Path of the name.
         path: TreePath,
-        /// What.
+        /// Type of the event.
         event: WatchEvent,
     },
-    /// More happened than could be kept: look again.
+    /// Some events were lost: list the directory again.
     Missed,
-    /// The directory itself is gone, or elsewhere. The last.
+    /// The directory itself was removed or moved. No result follows.
     Gone,
 }
 
-/// Somebody who looks at one directory.
+/// Watch of one directory.
 #[derive(Debug)]
 pub struct Watch {
     instance: OwnedFd,
@@ -55,10 +55,10 @@ pub struct Watch {
 }
 
 impl Tree {
-    /// Looks at a directory from now on; not at those in it.
+    /// Watches a directory from now on, without its inner directories.
     ///
     /// # Errors
-    /// When it is none, or the user has as many watches as may be.
+    /// An error if it is not a directory, or if the user has too many watches.
     pub fn watch(&self, path: &TreePath) -> Result<Watch, FilesError> {
         let directory = self.directory(path)?;
         let instance = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(failed("watch", path))?;
@@ -71,7 +71,7 @@ impl Tree {
             | WatchFlags::DELETE_SELF
             | WatchFlags::MOVE_SELF
             | WatchFlags::ONLYDIR;
-        // By the directory that is held, so the last component is no link either.
+        // By the open directory, so the last component is no symbolic link either.
         let held = DescriptorPath::new(directory.fd.as_fd());
         inotify::add_watch(&instance, held.as_c_str(), wanted).map_err(failed("watch", path))?;
         Ok(Watch { instance, directory: path.clone(), is_over: false })
@@ -79,10 +79,10 @@ impl Tree {
 }
 
 impl Watch {
-    /// What was seen since the last time; waits so long for the first of it.
+    /// Returns the events since the last call; waits at most `timeout` for the first one.
     ///
     /// # Errors
-    /// When the kernel fails.
+    /// The errors of the kernel.
     pub fn next(&mut self, timeout: Duration) -> Result<Vec<Seen>, FilesError> {
         if self.is_over {
             return Ok(Vec::new());
@@ -136,6 +136,6 @@ fn told(directory: &TreePath, name: Option<&[u8]>, events: ReadFlags) -> Option<
     } else {
         return None;
     };
-    // Without a name it is the directory's own.
+    // An event without a name belongs to the directory itself.
     name.map(|name| Seen::Event { path: directory.join(os(name)), event })
 }

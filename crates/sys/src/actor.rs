@@ -1,5 +1,5 @@
-//! Making one thread act with no more than the process it acts for, and the
-//! calls on its behalf that no safe wrapper has.
+//! Restricts a thread to the privileges of the process for which it acts, and makes calls for which
+//! there is no safe wrapper.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -9,20 +9,18 @@ use rustix::thread::{Gid, UnshareFlags, set_thread_groups, unshare_unsafe};
 use crate::Errno;
 use crate::call::raw;
 
-/// Which signal tells of a lease (fcntl.h); libc has no name for it here.
+/// `fcntl` command that sets the signal for a lease (fcntl.h); libc has no name for it here.
 const F_SETSIG: i32 = 10;
 
-/// Gives up, for this thread alone and what it starts, every capability and,
-/// where `without_groups` says so, every supplementary group; its umask becomes
-/// 0, apart from the other threads', so that modes are made as they are given.
-/// Where a container's filter refuses every `unshare`, the umask of the whole
-/// process becomes 0: its other threads must name the modes of what they make.
+/// Removes every capability of this thread and of threads that it starts and, with
+/// `without_groups`, every supplementary group. Sets its umask to 0, separately from other threads,
+/// so that modes are used as given. If a container's filter refuses every `unshare`, the umask of
+/// the whole process becomes 0. The other threads must then name the modes of new files.
 ///
 /// # Errors
-/// EPERM where groups may not be given up.
+/// EPERM if groups may not be removed.
 pub fn confine_thread(without_groups: bool) -> Result<(), Errno> {
-    // SAFETY: CLONE_FS concerns only root, cwd and umask; descriptors stay
-    // shared.
+    // SAFETY: CLONE_FS concerns only root, cwd and umask; descriptors stay shared.
     match unsafe { unshare_unsafe(UnshareFlags::FS) } {
         Ok(()) | Err(Errno::PERM | Errno::NOSYS) => {}
         Err(errno) => return Err(errno),
@@ -34,7 +32,7 @@ pub fn confine_thread(without_groups: bool) -> Result<(), Errno> {
     crate::caps::drop_held()
 }
 
-/// Connects `socket` to an address as the kernel has it (`struct sockaddr`).
+/// Connects `socket` to an address in the form of the kernel (`struct sockaddr`).
 ///
 /// # Errors
 /// As connect(2).
@@ -44,7 +42,7 @@ pub fn connect(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
         .map(drop)
 }
 
-/// Binds `socket` to an address as the kernel has it (`struct sockaddr`).
+/// Binds `socket` to an address in the form of the kernel (`struct sockaddr`).
 ///
 /// # Errors
 /// As bind(2).
@@ -54,17 +52,17 @@ pub fn bind(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
         .map(drop)
 }
 
-/// Whether anybody has a regular file open for writing, or mapped so. `file` is open for
-/// reading alone, and belongs to the user of this thread.
+/// Returns whether any process has a regular file open or mapped for writing. `file` must be open
+/// for reading alone, and must belong to the user of this thread.
 ///
 /// # Errors
-/// As `F_SETLEASE` in fcntl(2), where the filesystem has no leases.
+/// As `F_SETLEASE` in fcntl(2), if the filesystem has no leases.
 pub fn has_writer(file: BorrowedFd<'_>) -> Result<bool, Errno> {
     let call = |command: i32, argument: i32| {
         // SAFETY: these commands take a number.
         unsafe { raw(libc::SYS_fcntl, [file.as_raw_fd() as usize, command as usize, argument as usize, 0, 0, 0]) }
     };
-    // Who opens it in this moment makes a signal, which nobody minds.
+    // A process that opens the file at this moment causes a signal, which is ignored by default.
     call(F_SETSIG, libc::SIGURG)?;
     match call(libc::F_SETLEASE, i32::from(libc::F_RDLCK as i16)) {
         Err(Errno::AGAIN) => Ok(true),
@@ -73,7 +71,7 @@ pub fn has_writer(file: BorrowedFd<'_>) -> Result<bool, Errno> {
     }
 }
 
-/// Changes the mode of a held object that is no link.
+/// Changes the mode of an open object that is not a symbolic link.
 ///
 /// # Errors
 /// As chmod(2).

@@ -1,9 +1,9 @@
-//! Memory for data that a child made earlier is to find: a child is forked
-//! while little is known, and what it shall do is worked out meanwhile, in
-//! memory that both of them see at the same address.
+//! Shared memory for data that a child must find although it was forked earlier. The child is
+//! forked while little is known. Meanwhile its parent prepares the child's task, in memory that
+//! both processes see at the same address.
 //!
-//! There is one arena in a process, never reused and never unmapped: whatever
-//! was allocated in it by mistake stays valid.
+//! A process has one arena, which is never reused and never unmapped, so any value allocated in it
+//! by mistake stays valid.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::any::TypeId;
@@ -14,7 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 use crate::Errno;
 
-/// Address space only; a page costs memory when it is used.
+/// Size of the address space; a page costs memory only when it is used.
 const SIZE: usize = 16 << 20;
 
 static START: AtomicUsize = AtomicUsize::new(0);
@@ -26,13 +26,13 @@ thread_local! {
     static FILLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What the arena begins with.
+/// First bytes of the arena.
 struct Header {
     kind: TypeId,
     at: usize,
 }
 
-/// The right to fill the arena.
+/// Right to fill the arena.
 #[derive(Debug)]
 pub struct Arena(());
 
@@ -40,7 +40,7 @@ impl Arena {
     /// Maps the arena. Children that are forked from now on share it.
     ///
     /// # Errors
-    /// EBUSY where there is one already, ENOMEM.
+    /// EBUSY if there is one already, ENOMEM.
     pub fn reserve() -> Result<Self, Errno> {
         if TAKEN.swap(true, Ordering::AcqRel) {
             return Err(Errno::BUSY);
@@ -53,8 +53,8 @@ impl Arena {
         Ok(Self(()))
     }
 
-    /// Runs `make` on this thread; what it allocates lies in the arena where
-    /// [`Allocator`] is the program's.
+    /// Runs `make` on this thread. The allocations are in the arena if [`Allocator`] is the
+    /// program's global allocator.
     pub fn fill<T>(&self, make: impl FnOnce() -> T) -> T {
         struct Done;
         impl Drop for Done {
@@ -67,43 +67,43 @@ impl Arena {
         make()
     }
 
-    /// Lets children find `value`, which [`fill`](Self::fill) made whole. It
-    /// stays for good. Not where it lies elsewhere: for want of room, or
-    /// because the program has another allocator.
+    /// Lets children find `value`, which [`fill`](Self::fill) made whole. The value is never freed.
+    /// Fails if the value is not in the arena, because the arena was full or the program has
+    /// another allocator.
     ///
     /// # Errors
-    /// Gives the value back then.
+    /// Returns the value in that case.
     pub fn publish<T: Sync + 'static>(self, value: Box<T>) -> Result<&'static T, Box<T>> {
         let at = &raw const *value as usize;
         if !is_within(at) || OVERFLOWED.load(Ordering::Acquire) {
             return Err(value);
         }
         let header = START.load(Ordering::Acquire) as *mut Header;
-        // SAFETY: the arena begins with room for a header, aligned as a page;
-        // `self` is the only right to write it, and is used up.
+        // SAFETY: the arena begins with room for a header, aligned as a page; `self` is the only
+        // right to write it, and is used up.
         unsafe { header.write(Header { kind: TypeId::of::<T>(), at }) };
         Ok(Box::leak(value))
     }
 }
 
-/// In a child: what its parent has published, if it is of this type. The word
-/// that it is there must have come another way.
+/// Returns in a child the value that its parent has published, if it is of this type. The parent
+/// must signal the publication by other means.
 pub fn published<T: Sync + 'static>() -> Option<&'static T> {
     let start = START.load(Ordering::Acquire);
     if start == 0 {
         return None;
     }
-    // SAFETY: mapped before the fork, and all zeroes or a header: an `at` of 0
-    // means that nothing was published, and then `kind` is not looked at.
+    // SAFETY: mapped before the fork, and all zeroes or a header: an `at` of 0 means that nothing
+    // was published, and then `kind` is not looked at.
     let at = unsafe { (&raw const (*(start as *const Header)).at).read() };
     if at == 0 {
         return None;
     }
     // SAFETY: a header was written.
     let kind = unsafe { (&raw const (*(start as *const Header)).kind).read() };
-    // SAFETY: the parent is the same program, so equal types have equal layouts;
-    // the value was leaked, so it is never changed or freed; what it points to
-    // is in the arena, at the same address here, or in the program itself.
+    // SAFETY: the parent is the same program, so equal types have equal layouts; the value was
+    // leaked, so it is never changed or freed; the data that it points to is in the arena, at the
+    // same address here, or in the program itself.
     (kind == TypeId::of::<T>() && is_within(at)).then(|| unsafe { &*(at as *const T) })
 }
 
@@ -112,7 +112,7 @@ fn is_within(address: usize) -> bool {
     start != 0 && (start..start + SIZE).contains(&address)
 }
 
-/// The next free bytes; `None` where the arena is not being filled or is full.
+/// Takes the next free bytes; `None` if the arena is not being filled or is full.
 fn take(layout: Layout) -> Option<*mut u8> {
     if !FILLING.get() {
         return None;
@@ -129,14 +129,13 @@ fn take(layout: Layout) -> Option<*mut u8> {
     }
 }
 
-/// The system's allocator, and the arena's while that is filled. A program
-/// that wants to publish anything names it as its global allocator.
+/// Global allocator that uses the arena while it is filled, and the system's allocator otherwise. A
+/// program that publishes values must name it as its global allocator.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Allocator;
 
-// SAFETY: memory is either the system's, freed and resized by the system, or
-// the arena's: taken once, aligned and large enough as asked, never freed.
-// Nothing here allocates or unwinds.
+// SAFETY: memory is either the system's, freed and resized by the system, or the arena's: taken
+// once, aligned and large enough as asked, never freed. Nothing here allocates or unwinds.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are passed on.
@@ -164,8 +163,8 @@ unsafe impl GlobalAlloc for Allocator {
         // SAFETY: `new_size` is not zero and fits, as the caller promises.
         let new = unsafe { self.alloc(Layout::from_size_align_unchecked(new_size, layout.align())) };
         if !new.is_null() {
-            // SAFETY: both are valid for the smaller size, and new memory does
-            // not overlap the old; then the old is given up.
+            // SAFETY: both are valid for the smaller size, and new memory does not overlap the old;
+            // then the old is given up.
             unsafe {
                 std::ptr::copy_nonoverlapping(memory, new, layout.size().min(new_size));
                 self.dealloc(memory, layout);

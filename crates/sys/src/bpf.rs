@@ -1,22 +1,21 @@
 //! Compiles a table of system-call rules to a classic BPF program for seccomp.
 //!
-//! The table is data: which call, under which register conditions, with which
-//! answer. This file knows nothing of why a call is refused.
+//! The table is data: a call, conditions on its registers, and an action. This file is independent
+//! of the reasons for refusing a call.
 //!
-//! Shape of the program: the architecture word first, then the x32 bit, then a
-//! search tree over the call's number with one block per call at its leaves. A
-//! block never falls into the next one, because testing arguments overwrites
-//! the accumulator that holds the number. The tree is not for the filtered
-//! calls alone: when a filter is installed, the kernel (5.11 and later) runs it
-//! once for every number to learn what is always allowed, and a linear search
-//! makes that the dearest call of a whole start.
+//! The program tests the architecture word first, then the x32 bit. A search tree over the call's
+//! number follows, with one block per call at its leaves. A block never continues into the next
+//! one, because testing arguments overwrites the accumulator, which holds the number. The tree also
+//! helps unfiltered calls. When a filter is installed, the kernel (5.11 and later) runs it once for
+//! every number, to learn which calls are always allowed. With a linear search, that would be the
+//! most expensive call of a start.
 
 use std::collections::BTreeMap;
 
-/// `AUDIT_ARCH_*` of the architecture this is compiled for (linux/audit.h).
+/// `AUDIT_ARCH_*` of the target architecture (linux/audit.h).
 #[cfg(target_arch = "x86_64")]
 pub const NATIVE_ARCH: u32 = 0xc000_003e;
-/// `AUDIT_ARCH_*` of the architecture this is compiled for (linux/audit.h).
+/// `AUDIT_ARCH_*` of the target architecture (linux/audit.h).
 #[cfg(target_arch = "aarch64")]
 pub const NATIVE_ARCH: u32 = 0xc000_00b7;
 
@@ -40,7 +39,7 @@ const JUMP_AT_LEAST: u16 = 0x35;
 const JUMP_SET: u16 = 0x45;
 const RETURN: u16 = 0x06;
 
-/// One classic BPF instruction, as `struct sock_filter` has it.
+/// A classic BPF instruction, laid out as `struct sock_filter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Instruction {
@@ -50,21 +49,21 @@ pub struct Instruction {
     pub(crate) k: u32,
 }
 
-/// What the kernel answers.
+/// Action of the kernel for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Let it run.
+    /// Allows the call.
     Allow,
-    /// Refuse with this errno (1 to 4095).
+    /// Refuses the call with this errno (1 to 4095).
     Errno(u16),
-    /// Ask the supervisor.
+    /// Notifies the supervisor.
     Notify,
-    /// End the process with SIGSYS.
+    /// Kills the process with SIGSYS.
     KillProcess,
 }
 
 impl Action {
-    /// `SECCOMP_RET_*` (linux/seccomp.h).
+    /// Returns the `SECCOMP_RET_*` value (linux/seccomp.h).
     const fn value(self) -> u32 {
         match self {
             Self::Allow => 0x7fff_0000,
@@ -75,8 +74,8 @@ impl Action {
     }
 }
 
-/// How many bits of a register the kernel looks at for this argument. An `int`
-/// compared on 64 bits can be dodged through its upper half.
+/// Number of bits of a register that the kernel uses for an argument. A comparison of an `int` on
+/// 64 bits could be bypassed through its upper half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Width {
     /// `int`, `unsigned int`, flags: the lower half.
@@ -99,38 +98,38 @@ pub enum Comparison {
 pub struct Condition {
     /// Index of the argument, 0 to 5.
     pub argument: u8,
-    /// How much of it counts.
+    /// Number of bits that the kernel uses.
     pub width: Width,
-    /// Bits that count.
+    /// Bits that are compared.
     pub mask: u64,
     /// The comparison.
     pub comparison: Comparison,
-    /// What is compared with.
+    /// Value to compare with.
     pub value: u64,
 }
 
 impl Condition {
-    /// The lower 32 bits of `argument` equal `value`.
+    /// Makes a condition: the lower 32 bits of `argument` equal `value`.
     pub const fn equals(argument: u8, value: u32) -> Self {
         Self::masked(argument, u32::MAX, Comparison::Equal, value)
     }
 
-    /// The lower 32 bits of `argument` differ from `value`.
+    /// Makes a condition: the lower 32 bits of `argument` differ from `value`.
     pub const fn differs(argument: u8, value: u32) -> Self {
         Self::masked(argument, u32::MAX, Comparison::NotEqual, value)
     }
 
-    /// At least one bit of `mask` is set in the lower 32 bits of `argument`.
+    /// Makes a condition: at least one bit of `mask` is set in the lower 32 bits of `argument`.
     pub const fn any_bit(argument: u8, mask: u32) -> Self {
         Self::masked(argument, mask, Comparison::NotEqual, 0)
     }
 
-    /// The lower 32 bits of `argument` and `mask`, compared with `value`.
+    /// Makes a condition: the lower 32 bits of `argument` and `mask`, compared with `value`.
     pub const fn masked(argument: u8, mask: u32, comparison: Comparison, value: u32) -> Self {
         Self { argument, width: Width::Bits32, mask: mask as u64, comparison, value: value as u64 }
     }
 
-    /// The masked halves that must be compared: offset, mask, value.
+    /// Returns the masked halves that must be compared: offset, mask, value.
     fn halves(self) -> impl Iterator<Item = (u32, u32, u32)> {
         let base = OFFSET_ARGS + 8 * u32::from(self.argument);
         let low = (base, self.mask as u32, self.value as u32);
@@ -140,30 +139,30 @@ impl Condition {
     }
 }
 
-/// One rule: the action applies where every condition holds.
+/// A rule: the action applies if every condition holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// The system call.
     pub call: i64,
-    /// All must hold; none means always.
+    /// All must hold; an empty list always holds.
     pub conditions: Vec<Condition>,
-    /// The answer.
+    /// The action.
     pub action: Action,
 }
 
-/// Why a table could not be compiled.
+/// Error of compiling a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
-    /// More than the kernel takes.
+    /// More instructions than the kernel accepts.
     #[error("the filter needs {0} instructions; the kernel takes {MAX_INSTRUCTIONS}")]
     TooLong(usize),
-    /// One system call has more rules than a jump can skip.
+    /// A system call has more rules than a jump can skip.
     #[error("system call {0} has more conditions than one block can hold")]
     BlockTooLong(i64),
     /// An argument index above 5.
     #[error("argument {0} does not exist; a system call has six, counted from 0")]
     NoSuchArgument(u8),
-    /// A negative or x32 call number, or an errno the kernel would cut.
+    /// A negative or x32 call number, or a number above the newest reviewed call.
     #[error("{0} is no system call number of this architecture")]
     NoSuchCall(i64),
 }
@@ -175,21 +174,20 @@ pub struct Program {
 }
 
 impl Program {
-    /// Number of instructions.
+    /// Returns the number of instructions.
     pub fn len(&self) -> usize {
         self.instructions.len()
     }
 
-    /// Never true: the architecture check is always there.
+    /// Never true: the architecture check always exists.
     pub fn is_empty(&self) -> bool {
         self.instructions.is_empty()
     }
 }
 
-/// Compiles `rules`. For one system call the first rule whose conditions all
-/// hold decides; `otherwise` decides the rest. A foreign architecture ends the
-/// process; an x32 call, and any call numbered above `newest` (nobody has
-/// reviewed those), is answered ENOSYS.
+/// Compiles `rules`. For one system call the first rule whose conditions all hold applies;
+/// `otherwise` applies to all other calls. A foreign architecture kills the process. An x32 call,
+/// and any unreviewed call with a number above `newest`, fails with ENOSYS.
 ///
 /// # Errors
 /// See [`CompileError`]; the limits are the kernel's.
@@ -214,11 +212,10 @@ pub fn compile(rules: &[Rule], newest: u32, otherwise: Action) -> Result<Program
     Ok(Program { instructions: out })
 }
 
-/// Most calls that are compared one after the other.
+/// Most calls that are compared linearly.
 const LEAF_CALLS: usize = 4;
 
-/// A search over `blocks`, which are sorted by call. The accumulator holds the
-/// number.
+/// Compiles a search over `blocks`, which are sorted by call. The accumulator holds the number.
 fn tree(blocks: &[(i64, Vec<Instruction>)], otherwise: Action) -> Result<Vec<Instruction>, CompileError> {
     if blocks.len() <= LEAF_CALLS {
         let mut out = Vec::new();
@@ -258,12 +255,12 @@ fn prologue(newest: u32) -> Vec<Instruction> {
     ]
 }
 
-/// The rules of one call, first match first, closed by `otherwise`.
+/// Compiles the rules of one call in order, followed by `otherwise`.
 fn block(rules: &[&Rule], otherwise: Action) -> Result<Vec<Instruction>, CompileError> {
     let mut out = Vec::new();
     for rule in rules {
         let tests = rule.conditions.iter().map(|c| condition(*c)).collect::<Result<Vec<_>, _>>()?;
-        // What stands behind each test, up to and including this rule's answer.
+        // Number of instructions after each test, up to and including this rule's action.
         let mut behind: usize = tests.iter().map(Vec::len).sum::<usize>() + 1;
         for test in tests {
             behind -= test.len();
@@ -288,8 +285,8 @@ const NEXT: u8 = 0;
 const HOLDS: u8 = 1;
 const FAILS: u8 = 2;
 
-/// Turns the placeholders into distances: `rest` instructions of this test and
-/// `behind` of the rule follow.
+/// Replaces the placeholders by distances: `rest` instructions of this test and `behind` of the
+/// rule follow.
 fn resolve(instruction: &mut Instruction, rest: usize, behind: usize) -> Option<()> {
     if instruction.code != JUMP_EQUAL {
         return Some(());
@@ -339,8 +336,8 @@ const fn give(action: Action) -> Instruction {
 mod tests {
     use super::*;
 
-    /// Interprets classic BPF as the kernel would, and fails on anything the
-    /// compiler has no business emitting.
+    /// Interprets classic BPF like the kernel, and fails on anything that the compiler must not
+    /// emit.
     fn interpret(program: &Program, arch: u32, nr: u32, args: [u64; 6]) -> u32 {
         let word = |offset: u32| match offset {
             OFFSET_NR => nr,
@@ -437,7 +434,7 @@ mod tests {
         check(&table, 42, [1, 2, 0, 0, 0, 0], Action::Allow);
     }
 
-    /// Every number is found in a tree with near and far branches, in few steps.
+    /// Checks that every number is found in a tree with near and far branches, in few steps.
     #[test]
     fn each_call_finds_its_own_block() {
         let errno = |call: u32| Action::Errno(u16::try_from(call % 1000 + 1).unwrap());
@@ -455,7 +452,7 @@ mod tests {
         }
     }
 
-    /// Compares the compiler with a plain reading of the table over a grid.
+    /// Compares the compiler with a direct evaluation of the table over a grid.
     #[test]
     fn agrees_with_the_table_read_directly() {
         let conditions = [

@@ -1,4 +1,4 @@
-//! The one place where raw system calls are made for the rest of the crate.
+//! Raw system calls for the rest of the crate.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -7,17 +7,17 @@ use crate::Errno;
 /// Makes system call `number`; unused arguments are zero.
 ///
 /// # Safety
-/// The arguments must be what the kernel expects of this call: pointers valid
-/// for the whole call, lengths that match them.
+/// The arguments must be correct for this call: pointers valid for the whole call, lengths that
+/// match them.
 pub(crate) unsafe fn raw(number: libc::c_long, args: [usize; 6]) -> Result<usize, Errno> {
     let [a, b, c, d, e, f] = args;
-    // SAFETY: the caller vouches for the arguments; `syscall` itself only
-    // moves them into registers.
+    // SAFETY: the caller vouches for the arguments; `syscall` itself only moves them into
+    // registers.
     let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };
     if result < 0 { Err(last_errno()) } else { Ok(result as usize) }
 }
 
-/// The errno of the call that just failed.
+/// Returns the errno of the call that just failed.
 pub(crate) fn last_errno() -> Errno {
     // SAFETY: returns the address of a thread-local integer, always valid.
     Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
@@ -26,7 +26,7 @@ pub(crate) fn last_errno() -> Errno {
 /// Takes ownership of a descriptor that a system call just made.
 ///
 /// # Safety
-/// `fd` must be a descriptor that nobody else owns.
+/// `fd` must be a descriptor that has no other owner.
 pub(crate) unsafe fn owned(fd: usize) -> OwnedFd {
     // SAFETY: the caller vouches for it.
     unsafe { OwnedFd::from_raw_fd(fd as i32) }

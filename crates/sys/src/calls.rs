@@ -1,15 +1,14 @@
-//! System calls by name, for filters that others load for us: they take names, because
-//! numbers differ from one architecture to the next. Those that no kernel of today has
-//! are left out.
+//! System calls by name, for filters that other programs load. Such filters take names, because
+//! numbers differ between architectures. Calls that no current kernel has are left out.
 
 macro_rules! named {
     ($($call:ident)*) => { &[$((stringify!($call), libc::$call)),*] };
 }
 
-/// What stands before the name in the C library.
+/// Prefix of the names in the C library.
 const PREFIX: &str = "SYS_";
 
-/// Of every architecture.
+/// Calls of every architecture.
 #[rustfmt::skip]
 const COMMON: &[(&str, i64)] = named![
     SYS_accept SYS_accept4 SYS_acct SYS_add_key SYS_adjtimex SYS_bind SYS_bpf SYS_brk SYS_capget SYS_capset SYS_chdir
@@ -55,7 +54,7 @@ const COMMON: &[(&str, i64)] = named![
     SYS_writev
 ];
 
-/// What newer architectures never had.
+/// Calls that newer architectures never had.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
 const OLD: &[(&str, i64)] = named![
@@ -68,7 +67,7 @@ const OLD: &[(&str, i64)] = named![
 #[cfg(not(target_arch = "x86_64"))]
 const OLD: &[(&str, i64)] = &[];
 
-/// Calls that the libc crate does not know everywhere: their numbers are the same on all
+/// Calls that the libc crate lacks on some architectures; their numbers are the same on all
 /// architectures.
 const RECENT: &[(&str, i64)] = &[
     ("cachestat", 451),
@@ -90,7 +89,7 @@ const RECENT: &[(&str, i64)] = &[
     ("file_setattr", 469),
 ];
 
-/// Every call with its number on this architecture.
+/// Lists every call with its number on this architecture.
 pub fn all() -> impl Iterator<Item = (&'static str, i64)> {
     let calls = COMMON.iter().chain(OLD).chain(RECENT);
     calls.map(|(name, number)| (name.strip_prefix(PREFIX).unwrap_or(name), *number))

@@ -1,4 +1,4 @@
-//! Giving up privilege for good.
+//! Permanent removal of privilege.
 
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 pub use rustix::thread::CapabilitySet;
@@ -10,16 +10,16 @@ use rustix::thread::{
 use crate::Errno;
 use crate::call::raw;
 
-/// No capability numbers above this exist or can (two 32-bit words).
+/// Largest possible capability number (two 32-bit words).
 const MAX_CAPABILITY: usize = 63;
 
-/// Gives up every capability of this thread in every set and locks the door:
-/// bounding set empty, root gets nothing at exec, ambient raising forbidden.
-/// Then `no_new_privs`.
+/// Removes every capability of this thread in every set and prevents their return. The bounding set
+/// is empty, root gets no capability at exec, and ambient capabilities cannot be raised. Then sets
+/// `no_new_privs`.
 ///
-/// Where the thread may not change the bounding set or the secure bits (an
-/// ordinary user without a user namespace), those two are skipped: it has
-/// nothing that they could give back, and `no_new_privs` closes exec.
+/// Skips the bounding set and the secure bits if the thread may not change them (an ordinary user
+/// without a user namespace). Such a thread has no capability that they could restore, and
+/// `no_new_privs` covers exec.
 ///
 /// # Errors
 /// Any failure other than that EPERM.
@@ -27,11 +27,10 @@ pub fn drop_all() -> Result<(), Errno> {
     drop_all_but(CapabilitySet::empty())
 }
 
-/// As [`drop_all`], but keeps `kept` for this thread alone: no program that it
-/// may ever execute gets it.
+/// As [`drop_all`], but keeps `kept` for this thread alone: no program that it executes gets them.
 ///
 /// # Errors
-/// As [`drop_all`]; EPERM where it does not hold `kept`.
+/// As [`drop_all`]; EPERM if the thread does not have `kept`.
 pub fn drop_all_but(kept: CapabilitySet) -> Result<(), Errno> {
     drop_bounding_set()?;
     match set_capabilities_secure_bits(locked_bits()) {
@@ -50,13 +49,13 @@ pub fn drop_all_but(kept: CapabilitySet) -> Result<(), Errno> {
 /// Empties the effective, permitted and inheritable sets of this thread.
 ///
 /// # Errors
-/// Never in practice: giving up is always allowed.
+/// Never in practice: removal is always allowed.
 pub fn drop_held() -> Result<(), Errno> {
     let none = CapabilitySet::empty();
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
 }
 
-/// Makes this process opaque to ptrace and `/proc/PID/mem` of equals.
+/// Protects this process from ptrace and `/proc/PID/mem` of processes with equal credentials.
 ///
 /// # Errors
 /// Never in practice.
@@ -64,7 +63,7 @@ pub fn make_opaque() -> Result<(), Errno> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
 }
 
-/// Undoes [`make_opaque`].
+/// Reverts [`make_opaque`].
 ///
 /// # Errors
 /// Never in practice.
@@ -77,7 +76,7 @@ fn drop_bounding_set() -> Result<(), Errno> {
         // SAFETY: PR_CAPBSET_DROP takes plain integers.
         match unsafe { raw(libc::SYS_prctl, [libc::PR_CAPBSET_DROP as usize, capability, 0, 0, 0, 0]) } {
             Ok(_) => {}
-            // Past the last capability of this kernel, or not ours to change.
+            // Past the last capability of this kernel, or not permitted.
             Err(Errno::INVAL | Errno::PERM) => return Ok(()),
             Err(errno) => return Err(errno),
         }

@@ -1,7 +1,7 @@
-//! Making a child with raw `clone3`, fork semantics (no shared memory).
+//! Making a child with raw `clone3` and fork semantics (no shared memory).
 //!
-//! The child of a threaded process may make system calls and nothing else: no
-//! allocation, no locks. What it needs is prepared before.
+//! The child of a threaded process may make only system calls: no allocation, no locks. The parent
+//! prepares its data before.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::process::abort;
@@ -13,25 +13,25 @@ use crate::call::{owned, raw};
 
 /// Namespaces and other `CLONE_*` bits for [`fork_with`] (linux/sched.h).
 pub mod flags {
-    /// A user namespace.
+    /// User namespace.
     pub const NEW_USER: u64 = libc::CLONE_NEWUSER as u64;
-    /// A mount namespace.
+    /// Mount namespace.
     pub const NEW_MOUNT: u64 = libc::CLONE_NEWNS as u64;
-    /// A PID namespace.
+    /// PID namespace.
     pub const NEW_PID: u64 = libc::CLONE_NEWPID as u64;
-    /// A network namespace.
+    /// Network namespace.
     pub const NEW_NET: u64 = libc::CLONE_NEWNET as u64;
     /// System V IPC and POSIX queues.
     pub const NEW_IPC: u64 = libc::CLONE_NEWIPC as u64;
     /// Host and domain name.
     pub const NEW_UTS: u64 = libc::CLONE_NEWUTS as u64;
-    /// A view of control groups.
+    /// Control group namespace.
     pub const NEW_CGROUP: u64 = libc::CLONE_NEWCGROUP as u64;
 }
 
 /// `CLONE_PIDFD` (kernel 5.2).
 const PIDFD: u64 = 0x1000;
-/// `CLONE_CLEAR_SIGHAND` (kernel 5.5): handlers of the parent are forgotten.
+/// `CLONE_CLEAR_SIGHAND` (kernel 5.5): resets signal handlers in the child.
 const CLEAR_SIGHAND: u64 = 0x1_0000_0000;
 
 /// `struct clone_args`, the fields of kernel 5.3 (`CLONE_ARGS_SIZE_VER0`).
@@ -48,31 +48,30 @@ struct CloneArgs {
     tls: u64,
 }
 
-/// A child just made.
+/// A new child.
 #[derive(Debug)]
 pub struct Child {
-    /// Its number in the caller's PID namespace.
+    /// Process id in the caller's PID namespace.
     pub pid: Pid,
-    /// Its descriptor, close-on-exec.
+    /// Descriptor of the child (pidfd), close-on-exec.
     pub pidfd: OwnedFd,
 }
 
-/// Makes a child that runs `body` and exits with its result, never returning.
+/// Makes a child that runs `body` and exits with its result, without returning.
 ///
-/// `exit_signal` is sent to the parent at the end; 0 sends none, and such a
-/// child is seen only by waits with `__WALL`, so that the parent's other
-/// children and their waits are not disturbed.
+/// The kernel sends `exit_signal` to the parent at the child's end. With 0 it sends none, and only
+/// waits with `__WALL` see the child, so the parent's other children and their waits are not
+/// disturbed.
 ///
-/// `body` must do system calls only: the memory is a copy of a process that
-/// may have had other threads, and their locks stay locked in it. A panic in
-/// it aborts the child.
+/// `body` must make only system calls. The memory is a copy of a process that may have had other
+/// threads, and their locks stay locked in it. A panic in `body` aborts the child.
 ///
-/// Handlers of signals are forgotten in the child where `clone3` can be had;
-/// with the older `clone` they stay, so `body` must run with signals blocked.
+/// `clone3` resets signal handlers in the child. The older `clone`, used if `clone3` is not
+/// available, does not, so `body` must run with signals blocked.
 ///
 /// # Errors
-/// Whatever the kernel says: EPERM and ENOSPC where namespaces are refused,
-/// EAGAIN at the process limit.
+/// The errors of the kernel: EPERM and ENOSPC if namespaces are refused, EAGAIN at the process
+/// limit.
 pub fn fork_with(clone_flags: u64, exit_signal: i32, body: impl FnOnce() -> i32) -> Result<Child, Errno> {
     let mut pidfd: i32 = -1;
     let args = CloneArgs {
@@ -81,16 +80,16 @@ pub fn fork_with(clone_flags: u64, exit_signal: i32, body: impl FnOnce() -> i32)
         exit_signal: exit_signal as u64,
         ..CloneArgs::default()
     };
-    // SAFETY: `args` is a valid clone_args of the given size and `pidfd` lives
-    // past the call. Without CLONE_VM and with stack 0 the child continues on
-    // a copy of this stack, as after fork(2).
+    // SAFETY: `args` is a valid clone_args of the given size and `pidfd` lives past the call.
+    // Without CLONE_VM and with stack 0 the child continues on a copy of this stack, as after
+    // fork(2).
     let made = unsafe { raw(libc::SYS_clone3, [&raw const args as usize, size_of::<CloneArgs>(), 0, 0, 0, 0]) };
     let pid = match made {
-        // Containers answer so, because their filters cannot read the flags.
+        // Containers return ENOSYS, because their filters cannot read the flags.
         Err(Errno::NOSYS) => {
             let flags = (clone_flags | PIDFD | exit_signal as u64) as usize;
-            // SAFETY: as above; with CLONE_PIDFD the third argument is where
-            // the descriptor is stored (clone(2)), the last two are unused.
+            // SAFETY: as above; with CLONE_PIDFD the third argument is where the descriptor is
+            // stored (clone(2)), the last two are unused.
             unsafe { raw(libc::SYS_clone, [flags, 0, &raw mut pidfd as usize, 0, 0, 0]) }
         }
         other => other,
@@ -103,22 +102,22 @@ pub fn fork_with(clone_flags: u64, exit_signal: i32, body: impl FnOnce() -> i32)
         end_unheld(pid);
         return Err(Errno::NOSYS);
     }
-    // SAFETY: the kernel stored a new descriptor that is nobody else's.
+    // SAFETY: the kernel stored a new descriptor that has no other owner.
     let pidfd = unsafe { owned(pidfd as usize) };
     Ok(Child { pid, pidfd })
 }
 
-/// Ends a child of which the kernel gave no descriptor: gVisor knows the flag from
-/// nowhere and takes it without a word.
+/// Ends a child for which the kernel returned no descriptor: gVisor ignores the unknown flag
+/// without an error.
 fn end_unheld(child: Pid) {
-    // It is ours and was not reaped: the number is still its.
+    // The child is not reaped yet, so the process id is still its own.
     let _ = kill_process(child, Signal::KILL);
     // SAFETY: no pointer is given.
     let _ = unsafe { raw(libc::SYS_wait4, [child.as_raw_nonzero().get() as usize, 0, libc::__WALL as usize, 0, 0, 0]) };
 }
 
-/// Runs `body` in the child. Nothing of the parent's stack may be unwound or
-/// dropped here, so a panic aborts and the end is `_exit`.
+/// Runs `body` in the child. The parent's stack must not be unwound or dropped here, so a panic
+/// aborts and the child exits by `_exit`.
 fn run_and_exit(body: impl FnOnce() -> i32) -> ! {
     struct AbortOnUnwind;
     impl Drop for AbortOnUnwind {
@@ -132,8 +131,8 @@ fn run_and_exit(body: impl FnOnce() -> i32) -> ! {
     exit_now(code)
 }
 
-/// Moves this process, which must have one thread, into new namespaces. What
-/// the kernel does for them is done here and not while a parent waits.
+/// Moves this process, which must have one thread, into new namespaces. The kernel does its setup
+/// work here, and not while a parent waits.
 ///
 /// # Errors
 /// EPERM without the capability, ENOSPC at a limit of namespaces.
@@ -142,12 +141,11 @@ pub fn unshare(namespaces: u64) -> Result<(), Errno> {
     unsafe { raw(libc::SYS_unshare, [namespaces as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Moves this process, which must have one thread, into the namespace behind
-/// `namespace`, which must be of this `kind`. Of a PID namespace only what it
-/// forks later becomes a part (setns(2)).
+/// Moves this process, which must have one thread, into the namespace behind `namespace`, which
+/// must be of this `kind`. A PID namespace applies only to children forked later (setns(2)).
 ///
 /// # Errors
-/// EPERM without the power over it, EINVAL where it is of another kind.
+/// EPERM without the capability for the namespace, EINVAL if it is of another kind.
 pub fn enter(namespace: BorrowedFd<'_>, kind: u64) -> Result<(), Errno> {
     // SAFETY: plain integers.
     unsafe { raw(libc::SYS_setns, [namespace.as_raw_fd() as usize, kind as usize, 0, 0, 0, 0]) }.map(drop)
@@ -174,7 +172,7 @@ mod tests {
     #[test]
     fn a_panic_in_the_child_does_not_reach_the_parents_code() {
         let child = fork_with(0, 0, || {
-            // The hook would print; the point is that nothing unwinds past it.
+            // The hook would print; the test checks that nothing unwinds past it.
             std::panic::resume_unwind(Box::new(()))
         })
         .unwrap();

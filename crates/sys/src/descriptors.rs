@@ -1,4 +1,4 @@
-//! Closing what must not leak, and putting standard streams in place.
+//! Closing inherited descriptors, and setting the standard streams.
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
@@ -8,9 +8,9 @@ use crate::call::raw;
 /// `CLOSE_RANGE_CLOEXEC` (kernel 5.11).
 const MARK_ONLY: usize = 4;
 
-/// Closes every descriptor of this process that is not in `keep`, which must
-/// be sorted. The caller's own `OwnedFd`s among them become dangling: for a
-/// fresh child that will never return into code that holds them.
+/// Closes every descriptor of this process that is not in `keep`, which must be sorted. The
+/// caller's own `OwnedFd`s among them become dangling: for a new child that never returns into code
+/// that holds them.
 ///
 /// # Errors
 /// ENOSYS below kernel 5.9.
@@ -35,13 +35,13 @@ pub fn mark_close_on_exec_from(first: u32) -> Result<(), Errno> {
 }
 
 fn close_range(first: u32, last: u32, flags: usize) -> Result<(), Errno> {
-    // SAFETY: plain integers. That descriptors of this process are closed
-    // under their owners is documented at `close_all_but`.
+    // SAFETY: plain integers. That descriptors of this process are closed under their owners is
+    // documented at `close_all_but`.
     unsafe { raw(libc::SYS_close_range, [first as usize, last as usize, flags, 0, 0, 0]) }.map(drop)
 }
 
-/// Makes `streams` this process's descriptors 0, 1 and 2, inherited by exec.
-/// They may be any descriptors, these three included, in any order.
+/// Makes `streams` this process's descriptors 0, 1 and 2, inherited by exec. Accepts any
+/// descriptors, these three included, in any order.
 ///
 /// # Errors
 /// EMFILE.
@@ -55,7 +55,7 @@ pub fn place_stdio(streams: [BorrowedFd<'_>; 3]) -> Result<(), Errno> {
         *copy = fd as RawFd;
     }
     for (target, copy) in copies.into_iter().enumerate() {
-        // SAFETY: plain integers; 0 to 2 are owned by nobody in a fresh child.
+        // SAFETY: plain integers; 0 to 2 have no owner in a new child.
         unsafe { raw(libc::SYS_dup3, [copy as usize, target, 0, 0, 0, 0]) }?;
     }
     for copy in copies {
@@ -65,13 +65,13 @@ pub fn place_stdio(streams: [BorrowedFd<'_>; 3]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Puts `what` at number `target`, closing what was there; not inherited by
+/// Puts a copy of `what` at number `target` and closes the old descriptor there; not inherited by
 /// exec.
 ///
 /// # Errors
-/// EINVAL where both are the same number.
+/// EINVAL if both numbers are equal.
 pub fn place(what: BorrowedFd<'_>, target: RawFd) -> Result<(), Errno> {
     let args = [what.as_raw_fd() as usize, target as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
-    // SAFETY: plain integers; for a fresh child, where `target` has no owner.
+    // SAFETY: plain integers; for a new child, in which `target` has no owner.
     unsafe { raw(libc::SYS_dup3, args) }.map(drop)
 }

@@ -1,4 +1,4 @@
-//! execve with everything prepared beforehand.
+//! execve with all data prepared beforehand.
 
 use std::ffi::{CStr, CString};
 use std::os::unix::process::CommandExt;
@@ -7,8 +7,8 @@ use std::process::Command;
 use crate::Errno;
 use crate::call::raw;
 
-/// An argument or environment list in the form the kernel takes: made in the
-/// parent, so that the child allocates nothing.
+/// Argument or environment list in the form of the kernel. The parent makes it, so that the child
+/// allocates nothing.
 #[derive(Debug)]
 pub struct StringList {
     // The pointers point into these; a CString's bytes do not move with it.
@@ -17,15 +17,14 @@ pub struct StringList {
 }
 
 impl StringList {
-    /// Takes the strings over.
+    /// Makes the list and takes ownership of the strings.
     pub fn new(strings: Vec<CString>) -> Self {
         let pointers = strings.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect();
         Self { _strings: strings, pointers }
     }
 }
 
-// SAFETY: the pointers point into the strings that the value itself owns and
-// never changes.
+// SAFETY: the pointers point into the strings that the value itself owns and never changes.
 unsafe impl Send for StringList {}
 // SAFETY: as above; there is no interior mutability.
 unsafe impl Sync for StringList {}
@@ -47,8 +46,8 @@ fn exec(program: &CStr, arguments: &StringList, environment: &StringList) -> Err
     }
 }
 
-/// Tries the candidates as execvp(3) does, but never a shell: what runs is what was
-/// shown. Returns only on failure.
+/// Tries the candidates like execvp(3), but never runs a shell, so the executed program is the one
+/// that was displayed. Returns only on failure.
 pub fn exec_first(candidates: &[CString], arguments: &StringList, environment: &StringList) -> Errno {
     let mut result = Errno::NOENT;
     for candidate in candidates {
@@ -61,22 +60,22 @@ pub fn exec_first(candidates: &[CString], arguments: &StringList, environment: &
     result
 }
 
-/// What a process is to become: the programs to try, in order, and what the one that
-/// is there is given.
+/// Program image of a process: the candidate programs in order, and the arguments and environment
+/// for the first one that exists.
 #[derive(Debug)]
 pub struct Image {
-    /// Where the program may be.
+    /// Possible paths of the program.
     pub candidates: Vec<CString>,
-    /// Its words, its name first.
+    /// Arguments; the first one is the name of the program.
     pub arguments: StringList,
-    /// Its variables, each as `NAME=VALUE`.
+    /// Variables, each as `NAME=VALUE`.
     pub environment: StringList,
 }
 
 impl Image {
-    /// Has a command become this, after all else that it does before it begins. Its own
-    /// program, words and variables are not looked at: a C library would hand what is no
-    /// program to a shell.
+    /// Makes a command execute this image, as the last step before its exec. The command's own
+    /// program, arguments and variables are ignored, because a C library would pass a
+    /// non-executable file to a shell.
     pub fn replace(self, command: &mut Command) {
         // SAFETY: it runs between fork and exec, and makes system calls alone: it allocates
         // nothing, takes no lock, and changes no memory of this process.

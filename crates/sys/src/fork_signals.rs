@@ -5,8 +5,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use crate::Errno;
 use crate::call::{last_errno, owned};
 
-/// Every signal blocked for this thread until dropped, so that a handler of
-/// the parent never runs in the child before it is told to forget it.
+/// Blocks every signal for this thread until dropped, so that a handler of the parent never runs in
+/// the child before the child resets it.
 pub struct AllBlocked {
     before: libc::sigset_t,
 }
@@ -36,8 +36,8 @@ impl Drop for AllBlocked {
     }
 }
 
-/// Unblocks every signal and gives SIGPIPE (which Rust's runtime ignores) its
-/// default back. For a child, before its exec.
+/// Unblocks every signal and restores the default of SIGPIPE, which Rust's runtime ignores. For a
+/// child, before its exec.
 pub fn reset_for_exec() {
     // SAFETY: an empty set of our own, and a default disposition.
     unsafe {
@@ -48,15 +48,14 @@ pub fn reset_for_exec() {
     }
 }
 
-/// A descriptor that becomes readable when something becomes of a child, or the terminal
-/// that this process's session has hangs up (signalfd(2)); SIGCHLD and SIGHUP must be
-/// blocked.
+/// Makes a descriptor that becomes readable when the state of a child changes, or when the terminal
+/// of this process's session hangs up (signalfd(2)). SIGCHLD and SIGHUP must be blocked.
 ///
 /// # Errors
 /// EMFILE, ENFILE, ENOMEM.
 pub fn child_end_descriptor() -> Result<OwnedFd, Errno> {
-    // SAFETY: a set of our own that holds one signal; SIGCHLD must not be
-    // ignored, or the kernel would reap by itself.
+    // SAFETY: a set of our own that holds one signal; SIGCHLD must not be ignored, or the kernel
+    // would reap by itself.
     let fd = unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
@@ -68,16 +67,16 @@ pub fn child_end_descriptor() -> Result<OwnedFd, Errno> {
     if fd < 0 {
         return Err(last_errno());
     }
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor that has no other owner.
     Ok(unsafe { owned(fd as usize) })
 }
 
-/// Empties a descriptor made by [`child_end_descriptor`]. Whether the terminal has hung up.
+/// Empties a descriptor made by [`child_end_descriptor`]. Returns whether the terminal has hung up.
 pub fn drain(descriptor: BorrowedFd<'_>) -> bool {
     // SAFETY: plain data; all zeroes is a valid value.
     let mut heard: [libc::signalfd_siginfo; 4] = unsafe { std::mem::zeroed() };
-    // SAFETY: the buffer is ours and as long as said; the descriptor does not
-    // block, and each of two signals is there once at most, so one read suffices.
+    // SAFETY: the buffer is ours and as long as said; the descriptor does not block, and each of
+    // two signals is there once at most, so one read suffices.
     unsafe { libc::read(descriptor.as_raw_fd(), heard.as_mut_ptr().cast(), size_of_val(&heard)) };
     heard.iter().any(|one| one.ssi_signo == libc::SIGHUP as u32)
 }

@@ -1,5 +1,5 @@
-//! Messages of bounded length over a stream socket: written by several threads,
-//! read by one. Knows nothing of what they say.
+//! Messages of bounded length over a stream socket: written by several threads, read by one.
+//! Independent of the content.
 
 use std::io::{self, Read};
 use std::net::Shutdown;
@@ -11,12 +11,12 @@ use rustix::net::SendFlags;
 
 use crate::Errno;
 
-/// How long the other side may take to take a message.
+/// Time-out for the other side to accept a message.
 const TAKES_WITHIN: Duration = Duration::from_secs(5);
-/// Bytes before a message: its length.
+/// Length of the header, which contains the length of the message.
 const HEAD_BYTES: usize = 4;
 
-/// One end of a connection.
+/// An end of a connection.
 #[derive(Debug)]
 pub struct Line {
     reader: UnixStream,
@@ -24,7 +24,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// Over this connection.
+    /// Makes an end over this connection.
     ///
     /// # Errors
     /// Out of descriptors.
@@ -35,15 +35,15 @@ impl Line {
         Ok(Self { reader: stream.try_clone()?, writer: Mutex::new(stream) })
     }
 
-    /// The connection, to wait at.
+    /// Returns the connection, for polling.
     pub fn stream(&self) -> &UnixStream {
         &self.reader
     }
 
-    /// Sends one message. A connection that does not take it is broken off.
+    /// Sends one message. Closes a connection that does not accept it.
     ///
     /// # Errors
-    /// When the other side is gone or does not read.
+    /// An error if the other side is gone or does not read.
     pub fn send(&self, message: &[u8]) -> io::Result<()> {
         let length = u32::try_from(message.len()).map_err(io::Error::other)?;
         let whole = [&length.to_le_bytes()[..], message].concat();
@@ -51,10 +51,10 @@ impl Line {
         send_all(&writer, &whole).inspect_err(|_| self.hang_up())
     }
 
-    /// The next message; none where the other side has gone.
+    /// Receives the next message; `None` if the other side has closed the connection.
     ///
     /// # Errors
-    /// When it is longer than `limit` bytes.
+    /// An error if the message is longer than `limit` bytes.
     pub fn receive(&self, limit: usize) -> io::Result<Option<Vec<u8>>> {
         let mut head = [0; HEAD_BYTES];
         match (&self.reader).read_exact(&mut head) {
@@ -70,18 +70,18 @@ impl Line {
         Ok(Some(message))
     }
 
-    /// Ends the connection, for whoever reads or writes it too.
+    /// Closes the connection for all readers and writers.
     pub fn hang_up(&self) {
         let _ = self.reader.shutdown(Shutdown::Both);
     }
 
-    /// Says no more; what the other side says is still heard.
+    /// Closes the connection for writing; messages of the other side can still be received.
     pub fn fall_silent(&self) {
         let _ = self.reader.shutdown(Shutdown::Write);
     }
 }
 
-/// Without SIGPIPE, which would end a process whose other side has ended.
+/// Sends all bytes without SIGPIPE, which would kill a process whose peer has ended.
 fn send_all(stream: &UnixStream, mut rest: &[u8]) -> io::Result<()> {
     while !rest.is_empty() {
         match rustix::net::send(stream, rest, SendFlags::NOSIGNAL) {

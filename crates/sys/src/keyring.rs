@@ -1,4 +1,4 @@
-//! Key rings (keyrings(7)): leaving the caller's behind.
+//! Key rings (keyrings(7)): separation from the caller's key ring.
 
 use rustix::thread::{Timespec, nanosleep};
 
@@ -8,15 +8,14 @@ use crate::call::raw;
 /// `KEYCTL_JOIN_SESSION_KEYRING`.
 const JOIN_SESSION: usize = 1;
 
-/// How often it is tried again where a user has too many, and how long after.
+/// Number of retries for a user with too many keys, and the delay between them.
 const TRIES: usize = 50;
 const BETWEEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Starts a new, empty, anonymous session key ring for this process. A kernel
-/// without key rings has nothing to leave behind, and where a container's filter
-/// refuses the call (EPERM), no process of it can use the old one either. An ordinary
-/// user may have 200 keys, and those of processes that have ended count until the kernel
-/// has swept them away: that is waited for, up to five seconds.
+/// Starts a new, empty, anonymous session key ring for this process. Succeeds on a kernel without
+/// key rings. Also succeeds if a container's filter refuses the call (EPERM), because then no
+/// process of the container can use the old ring either. An ordinary user may have 200 keys. Keys
+/// of ended processes count until the kernel has removed them; waits for that up to five seconds.
 ///
 /// # Errors
 /// EDQUOT or ENOMEM.

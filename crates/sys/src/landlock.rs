@@ -1,7 +1,7 @@
-//! Landlock, raw (landlock(7), linux/landlock.h).
+//! Landlock system calls (landlock(7), linux/landlock.h).
 //!
-//! Which rights a run needs is the caller's matter; this file knows the bits
-//! and which kernel has them.
+//! The caller decides which rights a run needs. This file defines the bits and the ABI versions
+//! that have them.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -40,7 +40,7 @@ pub mod access {
     /// ioctl on devices (ABI 5).
     pub const IOCTL_DEV: u64 = 1 << 15;
 
-    /// Every right that changes something, as ABI `abi` knows them.
+    /// Returns every right of ABI `abi` that allows a change.
     pub const fn changing(abi: u32) -> u64 {
         let base = WRITE_FILE
             | REMOVE_DIR
@@ -57,7 +57,7 @@ pub mod access {
             | if abi >= 5 { IOCTL_DEV } else { 0 }
     }
 
-    /// The rights that make sense on something that is not a directory.
+    /// The rights that apply to objects other than directories.
     pub const ON_FILES: u64 = WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 }
 
@@ -69,7 +69,7 @@ pub mod network {
     pub const CONNECT_TCP: u64 = 2;
 }
 
-/// What a domain may not reach outside itself, `LANDLOCK_SCOPE_*` (ABI 6).
+/// Objects outside its domain that a process cannot reach, `LANDLOCK_SCOPE_*` (ABI 6).
 pub mod scope {
     /// Abstract unix sockets made outside.
     pub const ABSTRACT_UNIX_SOCKET: u64 = 1;
@@ -82,7 +82,7 @@ const VERSION: usize = 1;
 /// `LANDLOCK_RULE_PATH_BENEATH`.
 const PATH_BENEATH: usize = 1;
 
-/// `struct landlock_ruleset_attr`; its size says how much of it is meant.
+/// `struct landlock_ruleset_attr`; the size argument selects its valid part.
 #[repr(C)]
 struct RulesetAttr {
     handled_access_fs: u64,
@@ -90,19 +90,19 @@ struct RulesetAttr {
     scoped: u64,
 }
 
-/// `struct landlock_path_beneath_attr`, packed as the kernel has it.
+/// `struct landlock_path_beneath_attr`, packed as in the kernel.
 #[repr(C, packed)]
 struct PathBeneathAttr {
     allowed_access: u64,
     parent_fd: i32,
 }
 
-/// The ABI this kernel offers.
+/// Returns the ABI version of this kernel.
 ///
 /// # Errors
-/// ENOSYS where Landlock is not built in, EOPNOTSUPP where it is switched off.
+/// ENOSYS if Landlock is not built in, EOPNOTSUPP if it is disabled.
 pub fn abi() -> Result<u32, Errno> {
-    // SAFETY: a null attribute of size 0 is what asks for the version.
+    // SAFETY: a null attribute of size 0 asks for the version.
     let version = unsafe { raw(libc::SYS_landlock_create_ruleset, [0, 0, VERSION, 0, 0, 0]) }?;
     Ok(version as u32)
 }
@@ -115,9 +115,9 @@ pub struct Ruleset {
 }
 
 impl Ruleset {
-    /// A ruleset that refuses every right in `handled` until rules allow it, every
-    /// one in `ports` for good, and confines what `scoped` names. `abi` decides how much is said to the
-    /// kernel; bits that it does not know are the caller's mistake.
+    /// Makes a ruleset that refuses every right in `handled` until rules allow it, and every right
+    /// in `ports` permanently. Also restricts the scopes in `scoped`. `abi` selects the size of the
+    /// structure; bits that it does not know are an error of the caller.
     ///
     /// # Errors
     /// EINVAL for bits that this kernel does not know.
@@ -130,23 +130,21 @@ impl Ruleset {
         };
         // SAFETY: `attributes` is valid for `size` bytes.
         let fd = unsafe { raw(libc::SYS_landlock_create_ruleset, [&raw const attributes as usize, size, 0, 0, 0, 0]) }?;
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor that has no other owner.
         let fd = unsafe { owned(fd) };
         Ok(Self { fd: above_stdio(fd)?, handled })
     }
 
-    /// The same rules, held by a descriptor of another process that was given
-    /// a copy.
+    /// Returns the same rules, for a descriptor that another process received as a copy.
     pub fn over(&self, fd: OwnedFd) -> Self {
         Self { fd, handled: self.handled }
     }
 
-    /// Allows `rights` (those of them that are handled) on the object that
-    /// `object` holds and on everything beneath it.
+    /// Allows `rights` (those that are handled) on the open object `object` and everything beneath
+    /// it.
     ///
     /// # Errors
-    /// EINVAL where a right makes no sense on a file, EBADFD where the object
-    /// cannot carry rules.
+    /// EINVAL if a right does not apply to a file, EBADFD if the object cannot carry rules.
     pub fn allow(&self, object: BorrowedFd<'_>, rights: u64) -> Result<(), Errno> {
         let rights = rights & self.handled;
         if rights == 0 {
@@ -163,8 +161,8 @@ impl Ruleset {
         .map(drop)
     }
 
-    /// Puts this thread, and all it starts from now on, under the rules.
-    /// `no_new_privs` must be set.
+    /// Applies the rules to this thread and to all processes and threads that it starts from now
+    /// on. `no_new_privs` must be set.
     ///
     /// # Errors
     /// EPERM without `no_new_privs`, E2BIG at 16 nested domains.

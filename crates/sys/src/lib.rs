@@ -1,9 +1,8 @@
-//! The kernel, as this project needs it: the only crate with `unsafe`.
+//! Kernel interface of this project: the only crate with `unsafe`.
 //!
-//! Thin, one file per facility. Nothing here decides anything: which calls are
-//! refused, what is mounted where, who may do what is the caller's matter.
-//! Functions that run in a child between clone and exec take prepared data and
-//! make system calls, nothing else: no allocation, no locks.
+//! Thin, one file per facility. Contains no policy: the caller decides which calls are refused,
+//! which mounts are made, and which process has which rights. Functions that run in a child between
+//! clone and exec take prepared data and make only system calls: no allocation, no locks.
 
 pub mod actor;
 pub mod arena;

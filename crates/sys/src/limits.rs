@@ -5,10 +5,10 @@ use rustix::process::{Pid, Rlimit};
 use crate::Errno;
 use crate::call::last_errno;
 
-/// How large a file the process `pid` may make (RLIMIT_FSIZE, prlimit(2)).
+/// Returns the limit of file sizes of process `pid` (RLIMIT_FSIZE, prlimit(2)).
 ///
 /// # Errors
-/// ESRCH where there is no such process, EPERM where it is another user's.
+/// ESRCH if there is no such process, EPERM if it belongs to another user.
 pub fn file_size_limit(pid: Pid) -> Result<Rlimit, Errno> {
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
     let pid = pid.as_raw_nonzero().get();

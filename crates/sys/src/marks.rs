@@ -1,6 +1,6 @@
-//! When a child took which step: a page that a process and its children share, for
-//! whoever asks where the time of a start goes. Off unless reserved. A mark is one
-//! look at the clock and one store, so it may be made between clone and exec.
+//! Times of the steps of a child, in a page that a process shares with its children, for measuring
+//! a start. Disabled unless reserved. A mark is one read of the clock and one store, so it may be
+//! made between clone and exec.
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -9,13 +9,12 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::Errno;
 
-/// How many marks there are.
+/// Number of marks.
 pub const SLOTS: usize = 512;
 
 static PAGE: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Makes the page; children that are forked from now on share it. Once in a process;
-/// again it does nothing.
+/// Makes the page; children that are forked from now on share it. Does nothing if the page exists.
 ///
 /// # Errors
 /// ENOMEM.
@@ -31,21 +30,20 @@ pub fn reserve() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Notes that now is the time of `slot`, where there is a page and such a slot.
+/// Records the present time in `slot`, if the page and the slot exist.
 pub fn set(slot: usize) {
     if let Some(mark) = page().and_then(|page| page.get(slot)) {
         mark.store(now(), Ordering::Release);
     }
 }
 
-/// When `slot` was noted, in nanoseconds as [`now`] counts them; the mark is taken
-/// away, so that the next child's are its own.
+/// Returns the time in `slot`, in nanoseconds as returned by [`now`]. Clears the mark, so that the
+/// next child starts without it.
 pub fn take(slot: usize) -> Option<u64> {
     page()?.get(slot).map(|mark| mark.swap(0, Ordering::AcqRel)).filter(|at| *at != 0)
 }
 
-/// Nanoseconds of the clock that neither stands still nor is ever set
-/// (CLOCK_MONOTONIC).
+/// Returns the nanoseconds of the clock that never stops and is never set (CLOCK_MONOTONIC).
 pub fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
@@ -53,8 +51,8 @@ pub fn now() -> u64 {
 
 fn page() -> Option<&'static [AtomicU64; SLOTS]> {
     let page = PAGE.load(Ordering::Acquire).cast::<[AtomicU64; SLOTS]>();
-    // SAFETY: null, or a mapping of this size that is never taken away; all its
-    // bytes are zero or were stored by this type.
+    // SAFETY: null, or a mapping of this size that is never taken away; all its bytes are zero or
+    // were stored by this type.
     unsafe { page.as_ref() }
 }
 

@@ -1,7 +1,7 @@
-//! Reading the memory of another process, bounded (process_vm_readv(2)).
+//! Bounded reads of the memory of another process (process_vm_readv(2)).
 //!
-//! What is read is a copy: deciding on it and letting the process go on with
-//! its own is a race that the caller must not build.
+//! The result is a copy. The caller must not check the copy and then let the process continue with
+//! its own data, because that is a race.
 
 use std::ffi::CString;
 
@@ -11,7 +11,7 @@ use rustix::io::pread;
 use crate::Errno;
 use crate::call::raw;
 
-/// No page of any architecture is smaller.
+/// Smallest page size of all architectures.
 const PAGE: u64 = 4096;
 /// Enough for most paths in one read.
 const FIRST_READ: usize = 256;
@@ -19,8 +19,7 @@ const FIRST_READ: usize = 256;
 /// Reads exactly `buffer.len()` bytes at `address` of thread `pid`.
 ///
 /// # Errors
-/// EFAULT where some of it is not there, EPERM where the process may not be
-/// read, ESRCH where it is gone.
+/// EFAULT if a part is not mapped, EPERM if the process may not be read, ESRCH if it is gone.
 pub fn read_exact(pid: u32, address: u64, buffer: &mut [u8]) -> Result<(), Errno> {
     let mut done = 0;
     while done < buffer.len() {
@@ -33,8 +32,8 @@ pub fn read_exact(pid: u32, address: u64, buffer: &mut [u8]) -> Result<(), Errno
     Ok(())
 }
 
-/// Reads a string that ends with NUL, of at most `max` bytes with it. A string
-/// that ends just before an unmapped page is read whole.
+/// Reads a string that ends with NUL, of at most `max` bytes including the NUL. Also reads a string
+/// that ends just before an unmapped page.
 ///
 /// # Errors
 /// ENAMETOOLONG without a NUL in `max` bytes, else as [`read_exact`].
@@ -60,17 +59,16 @@ pub fn read_c_string(pid: u32, address: u64, max: usize) -> Result<CString, Errn
     Err(Errno::NAMETOOLONG)
 }
 
-/// Reads up to the end of `buffer`; less where a page is missing.
+/// Reads up to the end of `buffer`; less if a page is missing.
 fn read_some(pid: u32, address: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
     match read_by_call(pid, address, buffer) {
-        // Filters of containers refuse the call, not what it does.
+        // Filters of containers refuse the call, but not the file.
         Err(Errno::PERM | Errno::NOSYS) => read_by_file(pid, address, buffer),
         other => other,
     }
 }
 
-/// By `/proc/PID/mem` (proc(5)); the kernel asks the same of the reader as it
-/// does for the call.
+/// Reads from `/proc/PID/mem` (proc(5)). The kernel requires the same permission as for the call.
 fn read_by_file(pid: u32, address: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let memory = openat(CWD, format!("/proc/{pid}/mem"), flags, Mode::empty()).map_err(|errno| match errno {
@@ -87,8 +85,8 @@ fn read_by_file(pid: u32, address: u64, buffer: &mut [u8]) -> Result<usize, Errn
 fn read_by_call(pid: u32, address: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
     let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let remote = libc::iovec { iov_base: address as usize as *mut libc::c_void, iov_len: buffer.len() };
-    // SAFETY: `local` describes `buffer`, which is borrowed mutably; the remote
-    // address is checked by the kernel and never touched here.
+    // SAFETY: `local` describes `buffer`, which is borrowed mutably; the remote address is checked
+    // by the kernel and never touched here.
     unsafe {
         raw(libc::SYS_process_vm_readv, [pid as usize, &raw const local as usize, 1, &raw const remote as usize, 1, 0])
     }
@@ -134,8 +132,8 @@ mod tests {
 
     #[test]
     fn a_string_may_end_at_the_last_mapped_byte() {
-        // SAFETY: a mapping of this test alone: two pages, the second one
-        // inaccessible, written within the first, unmapped at the end.
+        // SAFETY: a mapping of this test alone: two pages, the second one inaccessible, written
+        // within the first, unmapped at the end.
         unsafe {
             let access = libc::PROT_READ | libc::PROT_WRITE;
             let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

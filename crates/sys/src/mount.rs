@@ -1,7 +1,7 @@
 //! The mount calls that work on descriptors (kernel 5.2, `mount_setattr` 5.12).
 //!
-//! Everything is attached before it is worked in: moving onto a detached tree
-//! needs kernel 6.15.
+//! Every mount is attached before others are attached in it: moving onto a detached tree needs
+//! kernel 6.15.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use rustix::mount::{
 use crate::Errno;
 use crate::call::raw;
 
-/// What a mount forbids.
+/// Restrictions of a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forbids {
     /// Writing.
@@ -30,7 +30,7 @@ pub struct Forbids {
 }
 
 impl Forbids {
-    /// `MOUNT_ATTR_*` bits (linux/mount.h).
+    /// Returns the `MOUNT_ATTR_*` bits (linux/mount.h).
     const fn bits(self) -> u64 {
         (self.write as u64) | (self.setuid as u64) << 1 | (self.devices as u64) << 2 | (self.exec as u64) << 3
     }
@@ -45,11 +45,11 @@ struct MountAttr {
     userns_fd: u64,
 }
 
-/// A new filesystem instance, detached.
+/// Makes a new filesystem instance, detached.
 ///
 /// # Errors
-/// EPERM where this user namespace may not mount `kind` (for proc: where the
-/// visible proc is partly covered), ENODEV where the kernel lacks it.
+/// EPERM if this user namespace may not mount `kind` (for proc: if the visible proc is partly
+/// covered), ENODEV if the kernel lacks it.
 pub fn new_filesystem(kind: &CStr, options: &[(&CStr, &CStr)], forbids: Forbids) -> Result<OwnedFd, Errno> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in options {
@@ -64,11 +64,11 @@ pub fn new_filesystem(kind: &CStr, options: &[(&CStr, &CStr)], forbids: Forbids)
     fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
-/// A detached copy of the mount tree at `path` (no link followed at its end),
-/// beneath `directory`, with everything mounted in it.
+/// Makes a detached copy of the mount tree at `path` beneath `directory`, with all mounts in it.
+/// Does not follow a symbolic link at the end of `path`.
 ///
 /// # Errors
-/// Those of open_tree(2).
+/// The errors of open_tree(2).
 pub fn copy_tree(directory: BorrowedFd<'_>, path: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -78,33 +78,33 @@ pub fn copy_tree(directory: BorrowedFd<'_>, path: &CStr) -> Result<OwnedFd, Errn
     open_tree(directory, path, flags)
 }
 
-/// Attaches the detached mount `what` onto the object that `target` holds.
+/// Attaches the detached mount `what` onto the open object `target`.
 ///
 /// # Errors
-/// Those of move_mount(2).
+/// The errors of move_mount(2).
 pub fn attach(what: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<(), Errno> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(what, c"", target, c"", flags)
 }
 
-/// Attaches the detached mount `what` at `path` beneath `directory`. For paths
-/// of one component that this process made itself.
+/// Attaches the detached mount `what` at `path` beneath `directory`. For paths of one component
+/// that this process made itself.
 ///
 /// # Errors
-/// Those of move_mount(2).
+/// The errors of move_mount(2).
 pub fn attach_at(what: BorrowedFd<'_>, directory: BorrowedFd<'_>, path: &CStr) -> Result<(), Errno> {
     move_mount(what, c"", directory, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-/// Adds restrictions to the mount `what`, and to all beneath it if `recursive`.
+/// Adds restrictions to the mount `what`, and to all mounts beneath it if `recursive`.
 ///
 /// # Errors
-/// ENOSYS below kernel 5.12, EPERM where a flag is locked.
+/// ENOSYS below kernel 5.12, EPERM if a flag is locked.
 pub fn restrict(what: BorrowedFd<'_>, forbids: Forbids, recursive: bool) -> Result<(), Errno> {
     set_attributes(what, MountAttr { set: forbids.bits(), clear: 0, propagation: 0, userns_fd: 0 }, recursive)
 }
 
-/// Cuts the whole tree at `/` from the propagation of other namespaces.
+/// Disables mount propagation to and from other namespaces for the whole tree at `/`.
 ///
 /// # Errors
 /// ENOSYS below kernel 5.12, EPERM without CAP_SYS_ADMIN in this namespace.
@@ -124,8 +124,8 @@ fn set_attributes_at(
     recursive: bool,
 ) -> Result<(), Errno> {
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
-    // SAFETY: `path` is a C string and `attributes` a mount_attr of the size
-    // given; both outlive the call.
+    // SAFETY: `path` is a C string and `attributes` a mount_attr of the size given; both outlive
+    // the call.
     unsafe {
         raw(
             libc::SYS_mount_setattr,
@@ -142,32 +142,31 @@ fn set_attributes_at(
     .map(drop)
 }
 
-/// Makes the filesystem of `mount` forget the names that it has looked up and nobody uses: an
-/// overlay looks at the directories beneath it again. Whatever else it is told stays as it is.
-/// (A reconfiguration begins with that, fs/super.c.)
+/// Drops unused names from the lookup cache of the filesystem of `mount`, so that an overlay looks
+/// at its lower directories again. Other settings stay unchanged. (A reconfiguration begins with
+/// that, fs/super.c.)
 ///
 /// # Errors
-/// EPERM where this process may not administer it.
+/// EPERM if this process may not administer the filesystem.
 pub fn forget_names(mount: BorrowedFd<'_>) -> Result<(), Errno> {
     let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH;
     let context = fspick(mount, c"", flags)?;
     fsconfig_reconfigure(context.as_fd())
 }
 
-/// Detaches what is mounted at `name` in `directory`: it goes when nobody uses it any more.
+/// Detaches the mount at `name` in `directory`; the kernel removes it after its last use.
 ///
 /// # Errors
-/// Those of umount2(2).
+/// The errors of umount2(2).
 pub fn detach_at(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     let path = [format!("/proc/self/fd/{}/", directory.as_raw_fd()).as_bytes(), name.to_bytes()].concat();
     unmount(path.as_slice(), UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
 }
 
-/// Makes the current directory the root and lets the old root go, with all
-/// that was mounted in it.
+/// Makes the current directory the root, and unmounts the old root with all mounts in it.
 ///
 /// # Errors
-/// EINVAL where the current root is the initial ramfs.
+/// EINVAL if the current root is the initial ramfs.
 pub fn swap_root() -> Result<(), Errno> {
     rustix::process::pivot_root(c".", c".")?;
     unmount(c".", UnmountFlags::DETACH)

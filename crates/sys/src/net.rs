@@ -1,7 +1,7 @@
-//! The network of a fresh namespace: its loopback, on which every address is
-//! its own, and sockets in it.
+//! The network of a new namespace: its loopback interface, on which every address is local, and
+//! sockets in it.
 //!
-//! It must not know what the addresses stand for, nor who connects.
+//! Must not depend on the meaning of the addresses, or on the clients.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -14,8 +14,7 @@ use rustix::net::{
 use crate::Errno;
 use crate::call::last_errno;
 
-/// The index of `lo`: the first interface of every namespace
-/// (`LOOPBACK_IFINDEX`, net/flow.h).
+/// The index of `lo`: the first interface of every namespace (`LOOPBACK_IFINDEX`, net/flow.h).
 const LOOPBACK: u32 = 1;
 /// Message types and flags of rtnetlink(7).
 const NEW_LINK: u16 = 16;
@@ -28,26 +27,25 @@ const ERROR: u16 = 2;
 const ADDRESS: u16 = 1;
 const LOCAL_ADDRESS: u16 = 2;
 const ROUTE_OUT_INTERFACE: u16 = 4;
-/// Bytes before the body of a message, and of an attribute.
+/// Header length of a message, and of an attribute.
 const HEADER: usize = 16;
 const ATTRIBUTE_HEADER: usize = 4;
-/// Bytes that a batch may have; what there is fits twice.
+/// Buffer size of a batch: twice the size of all messages.
 const BATCH: usize = 512;
-/// The first message that speaks of IPv6 in the batch, counted from 0.
+/// Index of the first IPv6 message in the batch, counted from 0.
 const FIRST_OF_IPV6: u32 = 3;
-/// How many connections may wait to be accepted by what is made here.
+/// Backlog of the listening sockets made here.
 const BACKLOG: i32 = 128;
 
-/// Brings `lo` up and makes every address there is lead to it: a connection to
-/// an address and port where nobody listens is refused at once. `v4` and `v6`
-/// become its own besides 127.0.0.1 and ::1, so that programs see a machine
-/// which has addresses. All in one message. False where the kernel has no IPv6
-/// (built without it, or switched off): then it is had for IPv4 alone.
+/// Brings `lo` up and routes every address to it: a connection to an address and port without a
+/// listener is refused at once. Adds the addresses `v4` and `v6` besides 127.0.0.1 and ::1, so that
+/// programs see a machine with addresses. Sends all of it in one message. Returns false if the
+/// kernel has no IPv6 (built without it, or disabled): then it applies only to IPv4.
 ///
 /// # Errors
 /// EPERM without CAP_NET_ADMIN over the namespace.
 pub fn own_every_address(v4: Ipv4Addr, v6: Ipv6Addr) -> Result<bool, Errno> {
-    // No protocol is number 0: NETLINK_ROUTE.
+    // Protocol 0, the default, is NETLINK_ROUTE.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     let mut batch = Batch::default();
     batch.loopback_up();
@@ -56,8 +54,7 @@ pub fn own_every_address(v4: Ipv4Addr, v6: Ipv6Addr) -> Result<bool, Errno> {
     batch.address(IpAddr::V6(v6));
     batch.route(AddressFamily::INET6);
     send(&socket, batch.bytes(), SendFlags::empty())?;
-    // The kernel works on the batch before `send` returns, and speaks only of
-    // what failed.
+    // The kernel processes the batch before `send` returns, and replies only to failed messages.
     let mut ipv6 = true;
     let mut reply = [0_u8; BATCH];
     loop {
@@ -76,7 +73,7 @@ pub fn own_every_address(v4: Ipv4Addr, v6: Ipv6Addr) -> Result<bool, Errno> {
     }
 }
 
-/// Which message was refused, and why: of `struct nlmsgerr`.
+/// Returns the index of the refused message and the error, from `struct nlmsgerr`.
 fn refusal(reply: &[u8]) -> Option<(u32, Errno)> {
     let half = |at: usize| reply.get(at..at + 2)?.try_into().map(u16::from_ne_bytes).ok();
     let word = |at: usize| reply.get(at..at + 4)?.try_into().map(u32::from_ne_bytes).ok();
@@ -84,11 +81,11 @@ fn refusal(reply: &[u8]) -> Option<(u32, Errno)> {
         return None;
     }
     let errno = (word(HEADER)? as i32).checked_neg().filter(|errno| (1..4096).contains(errno))?;
-    // The sequence number of the message that it is about.
+    // The sequence number of the refused message.
     Some((word(8)?, Errno::from_raw_os_error(errno)))
 }
 
-/// Messages to rtnetlink, one behind the other.
+/// Messages to rtnetlink, in sequence.
 struct Batch {
     space: [u8; BATCH],
     length: usize,
@@ -107,7 +104,7 @@ impl Batch {
         self.space.get(..self.length).unwrap_or_default()
     }
 
-    /// `struct ifinfomsg`: family, padding, type, index, flags, their mask.
+    /// Adds `struct ifinfomsg`: family, padding, type, index, flags, their mask.
     fn loopback_up(&mut self) {
         self.begin(NEW_LINK, REQUEST);
         self.put(&[0; 4]);
@@ -117,14 +114,14 @@ impl Batch {
         self.end();
     }
 
-    /// `struct ifaddrmsg`: family, prefix, flags, scope, index.
+    /// Adds `struct ifaddrmsg`: family, prefix, flags, scope, index.
     fn address(&mut self, address: IpAddr) {
         let (family, bits) = match address {
             IpAddr::V4(_) => (AddressFamily::INET, 32),
             IpAddr::V6(_) => (AddressFamily::INET6, 128),
         };
         self.begin(NEW_ADDRESS, REQUEST | CREATE);
-        // Nobody else can have the address: it is not asked for first.
+        // The address is unique here, so duplicate detection is disabled.
         self.put(&[family.as_raw() as u8, bits, libc::IFA_F_NODAD as u8, libc::RT_SCOPE_UNIVERSE]);
         self.put(&LOOPBACK.to_ne_bytes());
         match address {
@@ -137,8 +134,7 @@ impl Batch {
         self.end();
     }
 
-    /// `struct rtmsg`: family, both prefixes, service, table, origin, scope,
-    /// type, flags.
+    /// Adds `struct rtmsg`: family, both prefixes, service, table, origin, scope, type, flags.
     fn route(&mut self, family: AddressFamily) {
         self.begin(NEW_ROUTE, REQUEST | CREATE);
         let (table, origin) = (libc::RT_TABLE_LOCAL, libc::RTPROT_BOOT);
@@ -148,7 +144,7 @@ impl Batch {
         self.end();
     }
 
-    /// `struct nlmsghdr`; its length is set at the end.
+    /// Begins a message with `struct nlmsghdr`; its length is set at the end.
     fn begin(&mut self, kind: u16, flags: u16) {
         self.start = self.length;
         self.put(&[0; 4]);
@@ -166,8 +162,8 @@ impl Batch {
         }
     }
 
-    /// All that is put here has a length that is a multiple of four, as
-    /// attributes must be aligned.
+    /// Adds an attribute. The length of every value here is a multiple of four, as the alignment of
+    /// attributes requires.
     fn attribute(&mut self, kind: u16, value: &[u8]) {
         self.put(&((ATTRIBUTE_HEADER + value.len()) as u16).to_ne_bytes());
         self.put(&kind.to_ne_bytes());
@@ -182,8 +178,8 @@ impl Batch {
     }
 }
 
-/// A socket of this thread's namespace, close-on-exec and non-blocking, for the
-/// family of `like`.
+/// Makes a socket in this thread's namespace, close-on-exec and non-blocking, for the family of
+/// `like`.
 ///
 /// # Errors
 /// EAFNOSUPPORT without IPv6, EMFILE.
@@ -191,25 +187,25 @@ pub fn tcp_socket(like: SocketAddr) -> Result<OwnedFd, Errno> {
     internet_socket(family(like), SocketType::STREAM)
 }
 
-/// A TCP socket that listens on `at`, whether or not that address is anybody's.
-/// An IPv6 socket speaks IPv4 too where `at` is no address in particular.
+/// Makes a TCP socket that listens on `at`, even if no interface has that address. An IPv6 socket
+/// accepts IPv4, too, if `at` is the unspecified address.
 ///
 /// # Errors
-/// EADDRINUSE; EACCES for a port that only root may have.
+/// EADDRINUSE; EACCES for a port that only root may use.
 pub fn tcp_listener(at: SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = bound(at, SocketType::STREAM)?;
     listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
-/// A UDP socket on `at` as [`tcp_listener`] has it, which tells of each datagram
-/// to which address it was sent.
+/// Makes a UDP socket on `at` like [`tcp_listener`]. The socket reports the destination address of
+/// each datagram.
 ///
 /// # Errors
-/// EADDRINUSE; EACCES for a port that only root may have.
+/// EADDRINUSE; EACCES for a port that only root may use.
 pub fn udp_receiver(at: SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = bound(at, SocketType::DGRAM)?;
-    // An IPv6 socket tells of IPv4 addresses too, as mapped ones.
+    // An IPv6 socket reports IPv4 addresses, too, as mapped ones.
     let (level, option) = match at {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO),
         SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
@@ -218,7 +214,7 @@ pub fn udp_receiver(at: SocketAddr) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// A raw socket that hears of nothing but datagrams which reached nobody.
+/// Makes a raw socket that receives only "unreachable" messages for undelivered datagrams.
 ///
 /// # Errors
 /// EPERM without CAP_NET_RAW over the namespace; EAFNOSUPPORT without IPv6.
@@ -226,28 +222,27 @@ pub fn unreachable_receiver(ipv6: bool) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     if ipv6 {
         let socket = socket_with(AddressFamily::INET6, SocketType::RAW, flags, Some(ipproto::ICMPV6))?;
-        // ICMP6_FILTER: 256 bits, set where a type is blocked; 1 is "unreachable".
+        // ICMP6_FILTER: 256 bits, set if a type is blocked; 1 is "unreachable".
         let mut blocked = [u32::MAX; 8];
         blocked[0] = !(1 << 1);
         set_option(socket.as_fd(), libc::IPPROTO_ICMPV6, ICMP_FILTER, &blocked)?;
         return Ok(socket);
     }
     let socket = socket_with(AddressFamily::INET, SocketType::RAW, flags, Some(ipproto::ICMP))?;
-    // ICMP_FILTER (linux/icmp.h): a bit is set where a type is blocked; 3 is
-    // "unreachable".
+    // ICMP_FILTER (linux/icmp.h): a bit is set if a type is blocked; 3 is "unreachable".
     set_option(socket.as_fd(), libc::SOL_RAW, ICMP_FILTER, &[!(1_u32 << 3)])?;
     Ok(socket)
 }
 
-/// What tells the network namespace of a socket from every other since the start
-/// of the machine (`SO_NETNS_COOKIE`, kernel 5.14).
+/// Returns the cookie of a socket's network namespace, unique since the start of the machine
+/// (`SO_NETNS_COOKIE`, kernel 5.14).
 ///
 /// # Errors
 /// ENOPROTOOPT below that kernel; ENOTSOCK.
 pub fn namespace_cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
     let mut cookie = 0_u64;
     let mut length = size_of_val(&cookie) as libc::socklen_t;
-    // SAFETY: both are valid for what the kernel writes, `length` bytes at most.
+    // SAFETY: both are valid for the kernel's write, `length` bytes at most.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

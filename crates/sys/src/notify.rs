@@ -1,7 +1,6 @@
-//! Seccomp user notifications: receiving a trapped call and answering it
-//! (seccomp_unotify(2)).
+//! Seccomp user notifications: receives a trapped call and answers it (seccomp_unotify(2)).
 //!
-//! What a call means, and what to answer, is the caller's matter.
+//! The caller interprets the call and decides the answer.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -39,10 +38,10 @@ struct Sizes {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Request {
-    /// Names this notification; invalid once the caller is gone.
+    /// Id of this notification; invalid after the caller is gone.
     pub id: u64,
-    /// Thread id of the caller in the PID namespace of the listener's owner; 0
-    /// where it is not visible there.
+    /// Thread id of the caller in the PID namespace of the listener's owner; 0 if the thread is not
+    /// visible there.
     pub pid: u32,
     flags: u32,
     /// System call number.
@@ -73,24 +72,24 @@ struct AddDescriptor {
     target_flags: u32,
 }
 
-/// What the trapped call returns.
+/// Result of the trapped call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// This value.
     Value(i64),
     /// This error.
     Error(Errno),
-    /// Whatever the kernel says: the call goes on. Its pointer arguments are
-    /// read again, so this is right only where another layer decides the same.
+    /// The result of the kernel: the call continues. The kernel reads its pointer arguments again,
+    /// so this is correct only if another layer decides the same.
     Continue,
 }
 
-/// What is waiting at a listener.
+/// Pending events of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
     /// A notification can be received.
     pub request: bool,
-    /// No process is left under the filter.
+    /// The last process under the filter has ended.
     pub over: bool,
     /// The other descriptor is readable.
     pub other: bool,
@@ -109,7 +108,7 @@ pub struct Notifier {
 pub struct Space(Vec<u64>);
 
 impl Notifier {
-    /// Takes the listener and asks the kernel for the sizes of its structures.
+    /// Takes the listener and reads the sizes of the kernel's structures.
     ///
     /// # Errors
     /// ENOSYS or EINVAL below kernel 5.0.
@@ -125,22 +124,22 @@ impl Notifier {
         })
     }
 
-    /// Space that [`receive`](Self::receive) needs.
+    /// Makes the space that [`receive`](Self::receive) needs.
     pub fn space(&self) -> Space {
         Space(vec![0; self.request_words])
     }
 
-    /// Asks that caller and supervisor hand one processor to each other, which
-    /// makes a round trip about ten times as fast.
+    /// Requests that caller and supervisor run on one processor in turn, which makes a round trip
+    /// about ten times as fast.
     ///
     /// # Errors
-    /// EINVAL below kernel 6.6: everything works, slower.
+    /// EINVAL below kernel 6.6: everything works, but slower.
     pub fn wake_synchronously(&self) -> Result<(), Errno> {
         self.ioctl(SET_FLAGS, SYNC_WAKE_UP).map(drop)
     }
 
-    /// Waits for a notification, for the end of the filter's last process or
-    /// for `other`; nothing of these after `timeout`.
+    /// Waits for a notification, for the end of the filter's last process or for `other`. Returns
+    /// none of these after `timeout`.
     ///
     /// # Errors
     /// ENOMEM.
@@ -159,29 +158,29 @@ impl Notifier {
         })
     }
 
-    /// Receives one notification; blocks where none is waiting.
+    /// Receives one notification; blocks if none is pending.
     ///
     /// # Errors
-    /// ENOENT where the caller went away meanwhile, EINTR.
+    /// ENOENT if the caller has ended meanwhile, EINTR.
     pub fn receive(&self, space: &mut Space) -> Result<Request, Errno> {
         space.0.clear();
         space.0.resize(self.request_words, 0);
         self.ioctl(RECV, space.0.as_mut_ptr() as usize)?;
-        // SAFETY: the space is aligned for u64, at least as large as Request
-        // and filled by the kernel; every bit pattern is a Request.
+        // SAFETY: the space is aligned for u64, at least as large as Request and filled by the
+        // kernel; every bit pattern is a Request.
         Ok(unsafe { space.0.as_ptr().cast::<Request>().read() })
     }
 
-    /// Whether the caller still waits, so that what was read of the process
-    /// with that id was really read of it.
+    /// Returns whether the caller still waits. If so, data read from the process with that id
+    /// belongs to the caller.
     pub fn is_valid(&self, id: u64) -> bool {
         self.ioctl(ID_VALID, &raw const id as usize).is_ok()
     }
 
-    /// Answers.
+    /// Answers a call.
     ///
     /// # Errors
-    /// ENOENT where the caller is gone.
+    /// ENOENT if the caller is gone.
     pub fn answer(&self, id: u64, answer: Answer) -> Result<(), Errno> {
         let (value, error, flags) = match answer {
             Answer::Value(value) => (value, 0, 0),
@@ -198,11 +197,11 @@ impl Notifier {
         self.ioctl(SEND, space.as_ptr() as usize).map(drop)
     }
 
-    /// Puts a copy of `fd` into the caller's table at the lowest free number
-    /// and answers with that number, both or neither.
+    /// Installs a copy of `fd` in the caller's table at the lowest free number and answers with
+    /// that number, atomically.
     ///
     /// # Errors
-    /// ENOENT where the caller is gone, EMFILE at its limit.
+    /// ENOENT if the caller is gone, EMFILE at its limit.
     pub fn answer_with_descriptor(&self, id: u64, fd: BorrowedFd<'_>, close_on_exec: bool) -> Result<(), Errno> {
         let add = AddDescriptor {
             id,
@@ -215,7 +214,7 @@ impl Notifier {
     }
 
     fn ioctl(&self, number: usize, argument: usize) -> Result<usize, Errno> {
-        // SAFETY: every caller passes what this ioctl takes: a pointer to the
+        // SAFETY: every caller passes the argument that this ioctl takes: a pointer to the
         // structure of the kernel's size that lives past the call, or flags.
         unsafe { raw(libc::SYS_ioctl, [self.listener.as_raw_fd() as usize, number, argument, 0, 0, 0]) }
     }

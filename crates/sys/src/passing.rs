@@ -14,8 +14,8 @@ use crate::Errno;
 /// Most descriptors in one message.
 pub const MAX_DESCRIPTORS: usize = 8;
 
-/// Two connected ends, message by message, close-on-exec, both above 2 so that
-/// neither can be mistaken for standard input, output or error.
+/// Makes two connected ends that preserve message boundaries, close-on-exec. Both numbers are above
+/// 2, so that neither can be mistaken for standard input, output or error.
 ///
 /// # Errors
 /// EMFILE, ENFILE, ENOMEM.
@@ -24,7 +24,7 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     Ok((above_stdio(one)?, above_stdio(other)?))
 }
 
-/// The same object under a number above 2.
+/// Returns the same object under a number above 2.
 ///
 /// # Errors
 /// EMFILE.
@@ -33,10 +33,10 @@ pub fn above_stdio(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     if fd.as_raw_fd() > 2 { Ok(fd) } else { rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), 3) }
 }
 
-/// Sends `bytes` and `descriptors` as one message. Does system calls only.
+/// Sends `bytes` and `descriptors` as one message. Makes only system calls.
 ///
 /// # Errors
-/// EPIPE or ECONNRESET where the other end is gone.
+/// EPIPE or ECONNRESET if the other end is gone.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -52,17 +52,17 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]
     }
 }
 
-/// A message received.
+/// A received message.
 #[derive(Debug, Default)]
 pub struct Received {
-    /// Bytes of the buffer that were filled; 0 means the other end is gone.
+    /// Number of bytes written to the buffer; 0 means that the other end is gone.
     pub length: usize,
-    /// The descriptors that came along, close-on-exec.
+    /// The descriptors of the message, close-on-exec.
     pub descriptors: [Option<OwnedFd>; MAX_DESCRIPTORS],
 }
 
-/// Receives one message into `buffer`; what does not fit is lost. Waits, or
-/// with `wait` false answers EAGAIN.
+/// Receives one message into `buffer`; further bytes are lost. Waits, or returns EAGAIN if `wait`
+/// is false.
 ///
 /// # Errors
 /// EAGAIN, ECONNRESET.

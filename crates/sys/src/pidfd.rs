@@ -1,4 +1,4 @@
-//! Holding a process or thread, and copying descriptors out of it.
+//! Descriptors of processes and threads, and copies of their descriptors.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
@@ -8,17 +8,16 @@ use crate::call::{owned, raw};
 /// `PIDFD_THREAD` (kernel 6.9).
 const THREAD: usize = libc::O_EXCL as usize;
 
-/// `KCMP_FILES`: do two threads share their table of descriptors?
+/// `KCMP_FILES`: compares the descriptor tables of two threads.
 const FILES: usize = 2;
 
-/// A descriptor through which the descriptors of thread `tid` can be copied.
-/// Below kernel 6.9 only the first thread of a process can be held: it serves
-/// for every thread that shares its table. `process` tells the number of that
-/// first thread, where it is needed.
+/// Opens a descriptor (pidfd) for copying descriptors of thread `tid`. Below kernel 6.9 only the
+/// first thread of a process can be opened; it serves every thread that shares its table. `process`
+/// returns the id of that first thread, if it is needed.
 ///
 /// # Errors
-/// ESRCH where it is gone; below 6.9 EINVAL for a thread with a table of its own
-/// and where the kernel cannot compare (`CONFIG_KCMP`).
+/// ESRCH if the thread is gone. Below 6.9 EINVAL for a thread with a table of its own, and if the
+/// kernel cannot compare tables (`CONFIG_KCMP`).
 pub fn open_for_descriptors(tid: u32, process: impl FnOnce() -> Result<u32, Errno>) -> Result<OwnedFd, Errno> {
     match open(tid, THREAD) {
         Err(Errno::INVAL) => {}
@@ -28,9 +27,8 @@ pub fn open_for_descriptors(tid: u32, process: impl FnOnce() -> Result<u32, Errn
     if first == tid || have_one_table(tid, first)? { open(first, 0) } else { Err(Errno::INVAL) }
 }
 
-/// Whether `tid` is the first thread of its process, whose number is the
-/// process's: only such a one can be held without `PIDFD_THREAD`. A tenth of the
-/// cost of reading it in `/proc`.
+/// Returns whether `tid` is the first thread of its process, whose id is the process id. Only such
+/// a thread can be opened without `PIDFD_THREAD`. Costs a tenth of reading the id in `/proc`.
 pub fn is_first_thread(tid: u32) -> bool {
     open(tid, 0).is_ok()
 }
@@ -45,11 +43,10 @@ fn have_one_table(one: u32, other: u32) -> Result<bool, Errno> {
     }
 }
 
-/// A copy of descriptor `number` of the process held by `pidfd`, close-on-exec
-/// (kernel 5.6).
+/// Copies descriptor `number` of the process behind `pidfd`, close-on-exec (kernel 5.6).
 ///
 /// # Errors
-/// EBADF where it has no such descriptor, EPERM where it may not be traced.
+/// EBADF if the process has no such descriptor, EPERM if it may not be traced.
 pub fn copy_descriptor(pidfd: BorrowedFd<'_>, number: i32) -> Result<OwnedFd, Errno> {
     // SAFETY: plain integers; the result is a new descriptor.
     unsafe { raw(libc::SYS_pidfd_getfd, [pidfd.as_raw_fd() as usize, number as usize, 0, 0, 0, 0]).map(|fd| owned(fd)) }

@@ -1,4 +1,4 @@
-//! Waiting for descriptors, until a deadline.
+//! Waiting for descriptors until a deadline.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -7,10 +7,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Errno;
 
-/// Waits until one of `fds` can be read or is hung up; false at the deadline.
+/// Waits until one of `fds` is readable or is hung up. Returns false at the deadline.
 ///
 /// # Errors
-/// Those of poll(2).
+/// The errors of poll(2).
 pub fn readable_before(fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<bool, Errno> {
     let mut waited: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     loop {

@@ -1,4 +1,4 @@
-//! Waiting for children, and what they used.
+//! Waiting for children, and their resource usage.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -16,7 +16,7 @@ pub enum Ended {
     Signaled(i32),
 }
 
-/// What processes used, from getrusage(2).
+/// Resource usage of processes, from getrusage(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
     /// User and system time, in microseconds.
@@ -25,21 +25,21 @@ pub struct Used {
     pub memory_peak_bytes: u64,
 }
 
-/// What became of a child.
+/// Change of a child's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Became {
-    /// It has ended, and was reaped.
+    /// The child has ended and was reaped.
     Ended(Ended),
-    /// It was stopped by this signal, and stands still.
+    /// The child was stopped by this signal.
     Stopped(i32),
 }
 
-/// Reaps one child that has ended, without waiting, or tells of one that was stopped.
-/// `None` while children remain but nothing became of any. One that has made this process
-/// its tracer (PTRACE_TRACEME) is let go, and goes on as if nobody traced it.
+/// Reaps one ended child without waiting, or reports a stopped child. Returns `None` if children
+/// exist but none has changed. Detaches a child that has made this process its tracer
+/// (PTRACE_TRACEME); the child continues untraced.
 ///
 /// # Errors
-/// ECHILD where there are no children.
+/// ECHILD if there are no children.
 pub fn reap_any() -> Result<Option<(Pid, Became)>, Errno> {
     loop {
         // SAFETY: siginfo_t is plain data; all zeroes is a valid value.
@@ -49,8 +49,8 @@ pub fn reap_any() -> Result<Option<(Pid, Became)>, Errno> {
         if unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, options) } < 0 {
             return Err(last_errno());
         }
-        // SAFETY: waitid succeeded, so the SIGCHLD fields are the ones in use (or
-        // all zero where nothing became of any).
+        // SAFETY: waitid succeeded, so the SIGCHLD fields are the ones in use (or all zero if no
+        // child has changed).
         let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
         let Some(pid) = Pid::from_raw(pid) else { return Ok(None) };
         let became = match info.si_code {
@@ -66,8 +66,8 @@ pub fn reap_any() -> Result<Option<(Pid, Became)>, Errno> {
     }
 }
 
-/// Lets a traced child go on with the signal that stopped it, but for the one that is sent
-/// for the tracer's sake (ptrace(2)).
+/// Continues a traced child with the signal that stopped it. Suppresses SIGTRAP, which is sent only
+/// for the tracer (ptrace(2)).
 fn stop_tracing(child: Pid, signal: i32) {
     let signal = if signal & 0x7f == libc::SIGTRAP { 0 } else { libc::c_long::from(signal) };
     let nothing = std::ptr::null_mut::<libc::c_void>();
@@ -75,19 +75,18 @@ fn stop_tracing(child: Pid, signal: i32) {
     unsafe { libc::ptrace(libc::PTRACE_DETACH, child.as_raw_nonzero().get(), nothing, signal) };
 }
 
-/// Reaps the child behind `pidfd`, without waiting. `None` while it runs.
+/// Reaps the child behind `pidfd` without waiting. Returns `None` while it runs.
 ///
 /// # Errors
-/// ECHILD where it is not (or no longer) a child of this process.
+/// ECHILD if the process is not (or no longer) a child of this process.
 pub fn wait_pidfd(pidfd: BorrowedFd<'_>) -> Result<Option<Ended>, Errno> {
     wait_pidfd_with(pidfd, libc::WNOHANG)
 }
 
-/// As [`wait_pidfd`], but does not return before the end: for children that
-/// were sent SIGKILL.
+/// As [`wait_pidfd`], but waits for the end: for children that were sent SIGKILL.
 ///
 /// # Errors
-/// ECHILD where it is not (or no longer) a child of this process.
+/// ECHILD if the process is not (or no longer) a child of this process.
 pub fn wait_pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<Ended>, Errno> {
     wait_pidfd_with(pidfd, 0)
 }
@@ -103,8 +102,8 @@ fn wait_pidfd_with(pidfd: BorrowedFd<'_>, extra: i32) -> Result<Option<Ended>, E
             errno => return Err(errno),
         }
     }
-    // SAFETY: waitid succeeded, so the SIGCHLD fields are the ones in use (or
-    // all zero where nothing has ended).
+    // SAFETY: waitid succeeded, so the SIGCHLD fields are the ones in use (or all zero if the child
+    // has not ended).
     let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
     Ok(match (pid, info.si_code) {
         (0, _) => None,
@@ -113,7 +112,7 @@ fn wait_pidfd_with(pidfd: BorrowedFd<'_>, extra: i32) -> Result<Option<Ended>, E
     })
 }
 
-/// What all reaped children used so far.
+/// Returns the total usage of all reaped children.
 pub fn children_used() -> Used {
     // SAFETY: rusage is plain data; all zeroes is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -136,17 +135,17 @@ pub fn adopt_orphans() -> Result<(), Errno> {
     if failed { Err(last_errno()) } else { Ok(()) }
 }
 
-/// Sends `signal` to the process group that `leader` leads; best effort.
+/// Sends `signal` to the process group of `leader`; best effort.
 pub fn signal_group(leader: Pid, signal: i32) {
     // SAFETY: plain integers.
     unsafe { libc::kill(-leader.as_raw_nonzero().get(), signal) };
 }
 
-/// As process 1 of a PID namespace: kills every other process in it and waits
-/// until they are gone. In any other process it does nothing at all.
+/// In process 1 of a PID namespace, kills every other process in it and waits for their end. Does
+/// nothing in any other process.
 pub fn end_namespace() {
-    // SAFETY: plain integers; -1 means every process this one may signal, which
-    // for process 1 of a namespace is the namespace.
+    // SAFETY: plain integers; -1 means every process this one may signal, which for process 1 of a
+    // namespace is the namespace.
     unsafe {
         if libc::getpid() != 1 {
             return;

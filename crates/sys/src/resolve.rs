@@ -1,5 +1,5 @@
-//! Opening objects without following what should not be followed, and asking
-//! what a held object is (openat2(2), kernel 5.6).
+//! Opening objects without following symbolic links, and queries about open objects (openat2(2),
+//! kernel 5.6).
 
 use std::ffi::CStr;
 use std::io::Write;
@@ -12,27 +12,27 @@ use crate::Errno;
 
 /// `PROC_SUPER_MAGIC`.
 const PROC_MAGIC: i64 = 0x9fa0;
-/// Longest text the kernel gives for a link.
+/// Longest link target that the kernel returns.
 const MAX_LINK: usize = 4096;
 
-/// Holds the directory at `path`, taken as inside `root`: links and `..` cannot
-/// leave it, links of procfs are not followed.
+/// Opens the directory at `path`, with `root` as the root directory: symbolic links and `..` cannot
+/// leave it, and links of procfs are not followed.
 ///
 /// # Errors
-/// ELOOP at a link of procfs, EAGAIN where a rename came between, else as open.
+/// ELOOP at a link of procfs, EAGAIN if a rename interfered, else as open.
 pub fn directory_in_root(root: BorrowedFd<'_>, path: &CStr) -> Result<OwnedFd, Errno> {
     open_directory(root, path, ResolveFlags::IN_ROOT)
 }
 
-/// Holds the directory at `path` beneath `start`.
+/// Opens the directory at `path` beneath `start`.
 ///
 /// # Errors
-/// EXDEV where the way leads outside `start`, else as [`directory_in_root`].
+/// EXDEV if the path leads outside `start`, else as [`directory_in_root`].
 pub fn directory_beneath(start: BorrowedFd<'_>, path: &CStr) -> Result<OwnedFd, Errno> {
     open_directory(start, path, ResolveFlags::BENEATH)
 }
 
-/// Holds the directory at the absolute `path`, which must hold no link.
+/// Opens the directory at the absolute `path`, which must not contain a symbolic link.
 ///
 /// # Errors
 /// ELOOP at any link, else as open.
@@ -45,8 +45,7 @@ fn open_directory(start: BorrowedFd<'_>, path: &CStr, how: ResolveFlags) -> Resu
     openat2(start, path, flags, Mode::empty(), how | ResolveFlags::NO_MAGICLINKS)
 }
 
-/// Holds the object called `name` (one component) in `directory`; of a link,
-/// the link.
+/// Opens the object `name` (one component) in `directory`. Opens a symbolic link itself.
 ///
 /// # Errors
 /// As open: ENOENT, EACCES without search permission.
@@ -54,27 +53,27 @@ pub fn step(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
     openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Holds what the link `name` in `directory` leads to. Only for links of
-/// procfs, which lead to objects and not to names.
+/// Opens the target of the link `name` in `directory`. Only for links of procfs, which lead to
+/// objects and not to names.
 ///
 /// # Errors
-/// EACCES where the process may not be looked into, ENOENT.
+/// EACCES if the process may not be inspected, ENOENT.
 pub fn jump(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
     openat(directory, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// The text of the link that `link` holds.
+/// Returns the target of the open symbolic link `link`.
 ///
 /// # Errors
-/// EINVAL or ENOENT where it is no link.
+/// EINVAL or ENOENT if the object is not a symbolic link.
 pub fn link_text(link: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
     link_text_at(link, c"")
 }
 
-/// The text of the link called `name` in `directory`.
+/// Returns the target of the symbolic link `name` in `directory`.
 ///
 /// # Errors
-/// EINVAL where it is no link, ENAMETOOLONG past 4096 bytes.
+/// EINVAL if the object is not a symbolic link, ENAMETOOLONG past 4096 bytes.
 pub fn link_text_at(directory: BorrowedFd<'_>, name: &CStr) -> Result<Vec<u8>, Errno> {
     let mut buffer = [std::mem::MaybeUninit::uninit(); MAX_LINK];
     let (text, _) = readlinkat_raw(directory, name, &mut buffer)?;
@@ -83,15 +82,14 @@ pub fn link_text_at(directory: BorrowedFd<'_>, name: &CStr) -> Result<Vec<u8>, E
 
 const PREFIX: &str = "/proc/self/fd/";
 
-/// `/proc/self/fd/N`: the one way to hand a held object to a call that takes
-/// only a path.
+/// `/proc/self/fd/N`: the only way to pass an open object to a call that takes a path.
 #[derive(Clone, Copy)]
 pub struct DescriptorPath {
     text: [u8; 32],
 }
 
 impl DescriptorPath {
-    /// The path of `fd`.
+    /// Makes the path of `fd`.
     pub fn new(fd: BorrowedFd<'_>) -> Self {
         let mut text = [0; 32];
         // 14 bytes and at most 10 digits: always room for the NUL.
@@ -99,20 +97,20 @@ impl DescriptorPath {
         Self { text }
     }
 
-    /// The last component alone.
+    /// Returns only the last component.
     fn number(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.text[PREFIX.len()..]).unwrap_or(c"-1")
     }
 
-    /// For a call.
+    /// Returns the path for a system call.
     pub fn as_c_str(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.text).unwrap_or(c"/proc/self/fd/-1")
     }
 }
 
-/// Where a held object is, as the mount namespace it was opened in has it; a
-/// text that does not start with `/` for what has no place (`pipe:[7]`).
-/// A removed object's path ends with ` (deleted)`.
+/// Returns the path of an open object in the mount namespace in which it was opened. Objects
+/// without a path have a text that does not start with `/` (`pipe:[7]`). A removed object's path
+/// ends with ` (deleted)`.
 ///
 /// # Errors
 /// ENOENT without `/proc`, ENAMETOOLONG past 4096 bytes.
@@ -124,9 +122,8 @@ pub fn path_of(fd: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// The directory of this process's own descriptors, held: a look into it costs
-/// less than half of a walk from `/proc`. A fork of the process that opened it
-/// has other descriptors and walks.
+/// Returns the open directory of this process's own descriptors. A lookup in it costs less than
+/// half of a walk from `/proc`. A forked child has other descriptors and must walk.
 fn own_descriptors() -> Option<BorrowedFd<'static>> {
     static HELD: OnceLock<Option<(u32, OwnedFd)>> = OnceLock::new();
     let held = HELD.get_or_init(|| {
@@ -137,7 +134,7 @@ fn own_descriptors() -> Option<BorrowedFd<'static>> {
     held.as_ref().filter(|(process, _)| *process == std::process::id()).map(|(_, directory)| directory.as_fd())
 }
 
-/// Whether a held object lies on a procfs.
+/// Returns whether an open object is on a procfs.
 ///
 /// # Errors
 /// As fstatfs.

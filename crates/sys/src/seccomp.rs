@@ -1,4 +1,4 @@
-//! Installing a compiled filter.
+//! Installation of a compiled filter.
 
 use std::os::fd::OwnedFd;
 
@@ -12,8 +12,8 @@ const SET_MODE_FILTER: usize = 1;
 const GET_ACTION_AVAIL: usize = 2;
 /// `SECCOMP_FILTER_FLAG_NEW_LISTENER` (kernel 5.0).
 const NEW_LISTENER: usize = 1 << 3;
-/// `SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV` (kernel 5.19). Bit 5: bit 4 is
-/// another flag, which the kernel accepts in silence.
+/// `SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV` (kernel 5.19). Bit 5: bit 4 is another flag, which the
+/// kernel accepts silently.
 const WAIT_KILLABLE_RECV: usize = 1 << 5;
 
 /// `struct sock_fprog`.
@@ -28,37 +28,35 @@ struct FilterProgram {
 pub struct Listener {
     /// See seccomp_unotify(2).
     pub fd: OwnedFd,
-    /// False where the kernel cannot keep a question alive across signals
-    /// (below 5.19): then nothing may be held for a person's thought.
+    /// False if a signal to the caller can cancel a pending notification (below kernel 5.19). Then
+    /// no call may be held while a user decides.
     pub wait_killable: bool,
 }
 
-/// Installs `program` for this thread and all it starts. `no_new_privs` must
-/// be set.
+/// Installs `program` for this thread and everything it starts. `no_new_privs` must be set.
 ///
 /// # Errors
-/// EACCES without `no_new_privs`, ENOMEM where filters grow too large.
+/// EACCES without `no_new_privs`, ENOMEM if filters grow too large.
 pub fn install(program: &Program) -> Result<(), Errno> {
     set_filter(program, 0).map(drop)
 }
 
-/// As [`install`], and gives the descriptor on which [`Action::Notify`] calls
-/// arrive.
+/// As [`install`], and returns the descriptor on which [`Action::Notify`] calls arrive.
 ///
 /// [`Action::Notify`]: crate::bpf::Action::Notify
 ///
 /// # Errors
-/// EBUSY where this thread already has a listener (a nested sandbox).
+/// EBUSY if this thread already has a listener (a nested sandbox).
 pub fn install_with_listener(program: &Program) -> Result<Listener, Errno> {
     let (fd, wait_killable) = match set_filter(program, NEW_LISTENER | WAIT_KILLABLE_RECV) {
         Err(Errno::INVAL) => (set_filter(program, NEW_LISTENER)?, false),
         other => (other?, true),
     };
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor that has no other owner.
     Ok(Listener { fd: unsafe { owned(fd) }, wait_killable })
 }
 
-/// Whether the kernel knows user notifications at all.
+/// Returns whether the kernel supports user notifications.
 pub fn notification_available() -> bool {
     let action: u32 = 0x7fc0_0000;
     // SAFETY: `action` is a valid pointer to a u32.
@@ -69,7 +67,7 @@ fn set_filter(program: &Program, flags: usize) -> Result<usize, Errno> {
     // The compiler bounds a program by 4096 instructions.
     let length = program.instructions.len() as u16;
     let described = FilterProgram { length, filter: program.instructions.as_ptr() };
-    // SAFETY: `described` points at `length` instructions that outlive the
-    // call; Instruction has the layout of struct sock_filter.
+    // SAFETY: `described` points at `length` instructions that outlive the call; Instruction has
+    // the layout of struct sock_filter.
     unsafe { raw(libc::SYS_seccomp, [SET_MODE_FILTER, flags, &raw const described as usize, 0, 0, 0]) }
 }

@@ -1,5 +1,5 @@
-//! Going on in another process: a child that is a whole one, in a session of its
-//! own (setsid(2)) where no hang-up shall reach it and no terminal control it.
+//! Forking a complete process, in a session of its own (setsid(2)) that no hang-up reaches and no
+//! terminal controls.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,10 +12,10 @@ use rustix::process::Pid;
 
 use crate::call::raw;
 
-/// Who goes on after [`fork`].
+/// Process that continues after [`fork`].
 #[derive(Debug)]
 pub enum Side {
-    /// The caller; the child's number.
+    /// The caller, with the child's process id.
     Parent(Pid),
     /// The child.
     Child,
@@ -28,22 +28,21 @@ pub enum Side {
 pub fn fork_into_session() -> io::Result<Side> {
     let side = fork()?;
     if matches!(side, Side::Child) {
-        // A fresh child leads no process group, the only reason to refuse.
+        // setsid(2) fails only for a process group leader, which a new child is not.
         rustix::process::setsid()?;
     }
     Ok(side)
 }
 
-/// Forks. The child is a whole process, free to allocate and to start threads,
-/// which is why the caller must have one thread only: locks that others hold
-/// would never be released in it.
+/// Forks. The child is a complete process that may allocate and start threads. So the caller must
+/// have only one thread: locks of other threads would never be released in the child.
 ///
 /// # Errors
-/// Where there are other threads, or processes at their limit.
+/// An error if there are other threads, or at the process limit.
 pub fn fork() -> io::Result<Side> {
     demand_one_thread()?;
-    // SAFETY: with a single thread nothing is half done in the copy. The C
-    // library's own fork, not the system call: it sets its idea of the thread.
+    // SAFETY: with a single thread nothing is half done in the copy. The C library's own fork, not
+    // the system call: it sets its idea of the thread.
     let pid = unsafe { libc::fork() };
     if pid < 0 {
         return Err(io::Error::last_os_error());
@@ -51,25 +50,25 @@ pub fn fork() -> io::Result<Side> {
     Ok(Pid::from_raw(pid).map_or(Side::Child, Side::Parent))
 }
 
-/// Has a program begin a session of its own whose terminal is the first of its standard
-/// streams that is one. It fails to start where none is.
+/// Makes a command begin a session of its own, with the first terminal of its standard streams as
+/// its controlling terminal. The command fails to start if none of them is a terminal.
 pub fn seat_at_terminal(command: &mut Command) {
     let seat = || {
-        // SAFETY: it takes no pointer. What it returns is not looked at: gVisor's kernel
-        // gives 0 where the manual says the session.
+        // SAFETY: it takes no pointer. The result is not used: gVisor's kernel returns 0 instead of
+        // the session id of the manual.
         unsafe { raw(libc::SYS_setsid, [0; 6]) }?;
         Ok(take_terminal()?)
     };
-    // SAFETY: it runs between fork and exec, and makes system calls alone: it allocates
-    // nothing, takes no lock, and changes no memory of this process.
+    // SAFETY: it runs between fork and exec, and makes system calls alone: it allocates nothing,
+    // takes no lock, and changes no memory of this process.
     unsafe { command.pre_exec(seat) };
 }
 
-/// Makes the first of the standard streams that is a terminal the controlling one of this
-/// process's session. System calls alone.
+/// Makes the first standard stream that is a terminal the controlling terminal of this process's
+/// session. Makes only system calls.
 ///
 /// # Errors
-/// ENOTTY where none is one, EPERM where another session has it.
+/// ENOTTY if no stream is a terminal, EPERM if another session has the terminal.
 pub fn take_terminal() -> Result<(), crate::Errno> {
     use rustix::stdio::{stderr, stdin, stdout};
     let mut failed = crate::Errno::NOTTY;
@@ -83,12 +82,12 @@ pub fn take_terminal() -> Result<(), crate::Errno> {
     Err(failed)
 }
 
-/// Begins a process group of this process's own, in the foreground of the session's
-/// terminal, which is one of the standard streams. SIGTTOU has to be blocked. System calls
-/// alone.
+/// Makes this process the leader of a new process group in the foreground of the session's
+/// terminal, which must be one of the standard streams. SIGTTOU must be blocked. Makes only system
+/// calls.
 ///
 /// # Errors
-/// Where no standard stream is that terminal.
+/// An error if no standard stream is that terminal.
 pub fn lead_foreground() -> Result<(), crate::Errno> {
     use rustix::stdio::{stderr, stdin, stdout};
     rustix::process::setpgid(None, None)?;
@@ -97,12 +96,11 @@ pub fn lead_foreground() -> Result<(), crate::Errno> {
     if of_streams.iter().any(Result::is_ok) { Ok(()) } else { of_streams[0] }
 }
 
-/// Replaces every variable of this process by these: those of whoever it goes on
-/// for.
+/// Replaces all variables of this process by those of the client for which it continues.
 ///
 /// # Errors
-/// Where there are other threads, which may read them at any time, or where one
-/// of these is no variable: nothing is changed then.
+/// An error if there are other threads, which may read variables at any time, or if an entry is not
+/// a valid variable. Then no variable is changed.
 pub fn replace_environment(variables: &[(OsString, OsString)]) -> io::Result<()> {
     demand_one_thread()?;
     let is_variable = |(name, value): &(OsString, OsString)| {

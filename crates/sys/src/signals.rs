@@ -1,4 +1,4 @@
-//! Signals as something to read. Knows nothing of what they are good for here.
+//! Signals that are read from a descriptor. Independent of their use.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -6,22 +6,21 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Signals of this process, blocked and read instead (signalfd(2)).
 ///
-/// The mask is of the thread that asked and of those it starts later, so ask
-/// before any thread is started. It is inherited over fork and execve: a
-/// launcher has to clear it in the child, see
-/// [`reset_for_exec`](crate::fork_signals::reset_for_exec).
+/// The mask applies to the calling thread and to threads that it starts later, so the call must
+/// precede all threads. The mask is inherited over fork and execve: a launcher must clear it in the
+/// child, see [`reset_for_exec`](crate::fork_signals::reset_for_exec).
 #[derive(Debug)]
 pub struct Signals {
     fd: OwnedFd,
 }
 
 impl Signals {
-    /// Blocks `wanted` for this thread and makes them readable. Signals that
-    /// the caller ignores (nohup, a shell's background job) stay ignored: a
-    /// blocked signal would reach the descriptor although it is ignored.
+    /// Blocks `wanted` for this thread and makes them readable. Signals that the caller ignores
+    /// (nohup, a shell's background job) stay ignored: a blocked signal would reach the descriptor
+    /// although it is ignored.
     ///
     /// # Errors
-    /// Out of descriptors, or a number that is no signal.
+    /// Out of descriptors, or a number that is not a signal.
     pub fn take(wanted: &[i32]) -> io::Result<Self> {
         let mut heard = Vec::with_capacity(wanted.len());
         for &signal in wanted {
@@ -36,15 +35,14 @@ impl Signals {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: signalfd just returned this descriptor and nobody else has it.
+        // SAFETY: signalfd just returned this descriptor, and it has no other owner.
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 
-    /// Waits for the next signal, without a limit; poll the descriptor first
-    /// where one is needed.
+    /// Waits for the next signal, without a time-out; poll the descriptor first if one is needed.
     ///
     /// # Errors
-    /// Never in practice: the descriptor is ours and blocking.
+    /// Never in practice: the descriptor belongs to this value and blocks.
     pub fn next(&self) -> io::Result<i32> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         let size = size_of::<libc::signalfd_siginfo>();
@@ -72,10 +70,10 @@ impl AsFd for Signals {
     }
 }
 
-/// Blocks `signals` for this thread and those it starts later.
+/// Blocks `signals` for this thread and threads that it starts later.
 ///
 /// # Errors
-/// A number that is no signal.
+/// A number that is not a signal.
 pub fn block(signals: &[i32]) -> io::Result<()> {
     let set = set_of(signals)?;
     // SAFETY: `set` is initialised; no old set is asked for.
@@ -85,8 +83,8 @@ pub fn block(signals: &[i32]) -> io::Result<()> {
     }
 }
 
-/// Lets SIGPIPE end the process again: the Rust runtime ignores it, and a
-/// reader that went away is no error for a program that only prints.
+/// Restores the default action of SIGPIPE, which the Rust runtime ignores. For a program that only
+/// prints, a closed reader is not an error.
 pub fn die_of_sigpipe() {
     // SAFETY: no handler is installed, only the default action restored.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };

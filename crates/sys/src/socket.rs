@@ -1,5 +1,4 @@
-//! Sockets in private directories: how they are reached, and who may be at the
-//! other end.
+//! Sockets in private directories: their addresses, and the check of the peer's user.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -9,8 +8,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
-/// Where a socket is. Reached through a descriptor of its directory: the name of a
-/// socket has 108 bytes at most (unix(7)), that of a directory has not.
+/// Address of a socket, reached through a descriptor of its directory. The name of a socket has 108
+/// bytes at most (unix(7)); the name of a directory has no such limit.
 #[derive(Debug)]
 pub struct Address {
     directory: OwnedFd,
@@ -18,26 +17,26 @@ pub struct Address {
 }
 
 impl Address {
-    /// The socket of this name in this directory.
+    /// Makes the address of the socket `name` in a directory.
     ///
     /// # Errors
-    /// When there is no such directory.
+    /// An error if there is no such directory.
     pub fn of(directory: &Path, name: &'static str) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(Self { directory: rustix::fs::open(directory, flags, Mode::empty())?, name })
     }
 
-    /// Its path, as long as this value lives.
+    /// Returns the path, which is valid as long as this value lives.
     pub fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}/{}", self.directory.as_raw_fd(), self.name).into()
     }
 }
 
-/// Fails where the other side is another user, root aside. The directory keeps them
-/// out; this holds where its mode was changed.
+/// Fails if the peer is another user, except root. The directory excludes other users; this check
+/// still applies if its mode was changed.
 ///
 /// # Errors
-/// Where it is, or where the kernel does not tell.
+/// `PermissionDenied` for another user, or the error of the kernel.
 pub fn demand_own(socket: impl AsFd) -> io::Result<()> {
     let user = socket_peercred(socket)?.uid;
     if user == geteuid() || user.is_root() { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }

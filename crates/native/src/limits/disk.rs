@@ -1,11 +1,11 @@
-//! How often a run's writes are counted, so that it cannot write much beyond its limit
-//! between two counts, and costs next to nothing while it writes little.
+//! Schedule for counting a run's writes. A run must not write much beyond its limit between two
+//! counts, and counting must cost almost nothing while the run writes little.
 //!
-//! Counting reads files of every process. Before that the machine as a whole is asked
-//! (`/proc/vmstat`, one file): as long as all of it wrote less than the run may still
-//! write, the run did so too, and is not counted.
+//! A count reads files of every process. Before a count, one file (`/proc/vmstat`) shows the writes
+//! of the whole machine. If they are smaller than the remaining limit, the run is within its limit
+//! and is not counted.
 //!
-//! It must not know processes, nor what becomes of a breach.
+//! Must not depend on processes, or on the effect of a breach.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -13,47 +13,47 @@ use std::time::{Duration, Instant};
 
 use rustix::param::page_size;
 
-/// What one processor copies into the page cache in a millisecond: more than any does
+/// Upper bound of the bytes that one processor copies into the page cache in a millisecond
 /// (measured: 1 to 3 MiB).
 const BYTES_PER_MS: u64 = 4 << 20;
-/// How long between two counts at least.
+/// Shortest interval between two counts.
 const COUNT_EVERY: Duration = Duration::from_millis(2);
-/// The same while nothing on the machine writes.
+/// The same while no process on the machine writes.
 const COUNT_EVERY_IDLE: Duration = Duration::from_millis(10);
-/// How long between two counts at most; the other limits are looked at more often.
+/// Longest interval between two counts; the other limits are checked more often.
 const COUNT_EVERY_MOST: Duration = Duration::from_secs(5);
-/// Less than this written in one interval counts as nothing: a log, a journal.
+/// Writes below this size in one interval are ignored: a log, a journal.
 const IDLE_BYTES: u64 = 256 << 10;
-/// Each processor keeps so many pages to itself before the machine's count has them
-/// (the largest `stat_threshold`, mm/vmstat.c).
+/// Largest number of pages that one processor has not yet added to the machine's count (the largest
+/// `stat_threshold`, mm/vmstat.c).
 const UNCOUNTED_PAGES: u64 = 125;
-/// Processors that the machine is taken to have until the first look.
+/// Number of processors assumed until the first check.
 const PROCESSORS_ASSUMED: u64 = 16;
-/// Room for `/proc/vmstat`.
+/// Buffer size for `/proc/vmstat`.
 const VMSTAT_BYTES: usize = 16 << 10;
 
-/// What one writer may write between two counts, for the enforcement report.
+/// Bytes that one writer may write between two counts, for the enforcement report.
 pub(super) const OVERSHOOT_BYTES: u64 = 20 << 20;
 
-/// When a run's writes are to be counted.
+/// State of the schedule for one run.
 #[derive(Debug)]
 pub(super) struct DiskPace {
     machine: Option<MachineWrites>,
-    /// Whether nobody has looked yet.
+    /// True until the first check.
     is_first: bool,
     processors: u64,
-    /// What the machine had written when the run was counted last, where it was read before,
-    /// and at the last look.
+    /// Writes of the machine at the last count of the run, if they were read before it, and at the
+    /// last check.
     machine_at_count: Option<u64>,
     machine_at_look: u64,
-    /// What the run had written then.
+    /// Writes of the run at the last count.
     used: u64,
     next: Instant,
 }
 
 impl DiskPace {
-    /// One for a run of `limit` bytes that begins now. Nothing is read yet: most runs end
-    /// before their first look.
+    /// Makes the schedule of a run with `limit` bytes that begins now. Reads nothing yet, because
+    /// most runs end before their first check.
     pub(super) fn new(limit: u64) -> Self {
         let mut pace = Self {
             machine: None,
@@ -68,13 +68,13 @@ impl DiskPace {
         pace
     }
 
-    /// How long until the next look.
+    /// Returns the time until the next check.
     pub(super) fn until_next(&self) -> Duration {
         self.next.saturating_duration_since(Instant::now())
     }
 
-    /// Reads what the machine wrote. True where the run may have passed `limit` since it
-    /// was counted last: then it is to be counted.
+    /// Reads the writes of the machine. Returns true if the run may have exceeded `limit` since its
+    /// last count and so must be counted.
     pub(super) fn may_have_passed(&mut self, limit: u64) -> bool {
         let is_first = std::mem::take(&mut self.is_first);
         if is_first {
@@ -90,15 +90,15 @@ impl DiskPace {
         }
         let is_idle = now.saturating_sub(self.machine_at_look) < IDLE_BYTES;
         self.machine_at_look = now;
-        // What was written before the first look is not known.
+        // The writes before the first check are unknown.
         let since = self.machine_at_count.map(|before| now.saturating_sub(before));
         self.next = Instant::now() + self.interval(limit, since.unwrap_or_default(), is_idle);
         let used = |since: u64| self.used.saturating_add(since).saturating_add(self.uncounted());
         since.is_none_or(|since| used(since) > limit)
     }
 
-    /// The run had written `used` bytes; the machine was read before that. One that says it
-    /// wrote less than the run (a file that a container runtime made up) is not asked again.
+    /// Records a count: the run had written `used` bytes. If the machine reports fewer writes than
+    /// the run, its file is wrong (a container runtime may emulate it) and is not used again.
     pub(super) fn counted(&mut self, used: u64) {
         let before = self.machine_at_count.replace(self.machine_at_look);
         let grown = used.saturating_sub(std::mem::replace(&mut self.used, used));
@@ -113,24 +113,24 @@ impl DiskPace {
         }
     }
 
-    /// What the machine's count may lack.
+    /// Returns the bytes that may be missing in the machine's count.
     fn uncounted(&self) -> u64 {
         self.processors.saturating_mul(UNCOUNTED_PAGES * page_size() as u64)
     }
 
-    /// The next look comes no sooner than after this.
+    /// Delays the next check by at least this time.
     pub(super) fn pause(&mut self, time: Duration) {
         self.next = self.next.max(Instant::now() + time);
     }
 
-    /// A look took so much of a processor: the next one comes no sooner than `share`
-    /// times as late.
+    /// Records that a check took `time` of a processor. Delays the next check by at least `share`
+    /// times as long.
     pub(super) fn took(&mut self, time: Duration, share: u32) {
         self.pause((time * share).min(COUNT_EVERY_MOST));
     }
 
-    /// So long that nothing can pass `limit` meanwhile, within bounds. `since`: what was
-    /// written since the last count.
+    /// Returns an interval, within bounds, in which the run cannot exceed `limit`. `since` is the
+    /// size of the writes since the last count.
     fn interval(&self, limit: u64, since: u64, is_idle: bool) -> Duration {
         let left = limit.saturating_sub(self.used.saturating_add(since));
         let safe = Duration::from_millis(left / (BYTES_PER_MS * self.processors));
@@ -138,8 +138,8 @@ impl DiskPace {
     }
 }
 
-/// What all of the machine wrote since its start (`/proc/vmstat`): pages that became
-/// dirty, and what went to the disks without that (O_DIRECT). Some counts twice.
+/// All writes of the machine since its start (`/proc/vmstat`): pages that became dirty, and direct
+/// writes to the disks (O_DIRECT). Some writes count twice.
 #[derive(Debug)]
 struct MachineWrites {
     file: File,
@@ -168,7 +168,7 @@ fn bytes_of(text: &[u8]) -> Option<u64> {
     Some(dirtied.saturating_add(value(b"pgpgout")?.saturating_mul(1024)))
 }
 
-/// Processors that the machine may have: all of them can write.
+/// Returns the number of possible processors, because all of them can write.
 fn processors() -> u64 {
     let text = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
     let last = text.trim().rsplit(['-', ',']).next().and_then(|number| number.parse::<u64>().ok());
@@ -199,7 +199,7 @@ mod tests {
         let text = b"nr_free_pages 7\nnr_dirtied 10\nnr_dirtied_more 5\npgpgout 3\n";
         assert_eq!(bytes_of(text), Some(10 * page_size() as u64 + 3072));
         assert_eq!(bytes_of(b"pgpgout 3\n"), None);
-        // Without that file it is always counted.
+        // Without that file, the run is always counted.
         assert!(pace(1, 0).may_have_passed(1 << 40));
         let mut real = DiskPace::new(1 << 50);
         assert!(real.may_have_passed(1 << 50), "nothing is known at first");

@@ -1,8 +1,7 @@
-//! How large a file of a run may become (RLIMIT_FSIZE, getrlimit(2)): the part of the
-//! `disk` limit that the kernel itself holds, for each file; and how it is changed while
-//! the run goes on.
+//! Size limit of a run's files (RLIMIT_FSIZE, getrlimit(2)): the part of the `disk` limit that the
+//! kernel enforces for each file. The limit can change while the run is active.
 //!
-//! It must not know who watches, nor what becomes of a breach.
+//! Must not depend on the watch, or on the effect of a breach.
 
 use std::collections::HashSet;
 
@@ -13,25 +12,25 @@ use stockade_sys::limits::file_size_limit;
 
 use super::processes::{Found, is_same};
 
-/// A `disk` limit below this is small: one program writes as much in a moment. A larger
-/// one does not change what calls do.
+/// A `disk` limit below this size is small: one program can write as much in a moment. A larger
+/// limit does not change the results of calls.
 pub(crate) const SMALL_DISK_BYTES: u64 = 1 << 30;
-/// Where somebody may be asked for more, a file may be so much larger than the limit: the
-/// watch stops the run before the kernel refuses what cannot be tried again.
+/// If an approver can raise the limit, a file may exceed it by this size. So the watch freezes the
+/// run before the kernel refuses a write that cannot be repeated.
 const ROOM_FOR_QUESTION_BYTES: u64 = 64 << 20;
-/// Rounds in which processes are looked for that others have forked meanwhile.
+/// Most rounds of searching for processes that were forked meanwhile.
 const ROUNDS_MAX: usize = 8;
 
-/// The small `disk` limit of a run, if it has one.
+/// Returns the `disk` limit of a run if it is small.
 pub(crate) fn small_disk(limits: &Limits) -> Option<u64> {
     limits.disk_bytes.filter(|bytes| *bytes < SMALL_DISK_BYTES)
 }
 
-/// How large a file may become for `limits`, and what that may be raised to. None where
-/// neither files nor the disk are limited.
+/// Returns the soft and the hard file size limit for `limits`. `None` if neither files nor the disk
+/// are limited.
 pub(crate) fn file_size(limits: &Limits, asks: bool) -> Option<Rlimit> {
     let of_disk = limits.disk_bytes.map(|disk| {
-        // A page more than the limit: a file that large is how the watch knows.
+        // A page above the limit, because a file of that size shows the watch a breach.
         let room = if asks { disk.max(ROOM_FOR_QUESTION_BYTES) } else { page_size() as u64 };
         (disk.saturating_add(room), disk.saturating_add(disk.max(SMALL_DISK_BYTES)))
     });
@@ -49,8 +48,8 @@ pub(crate) fn file_size(limits: &Limits, asks: bool) -> Option<Rlimit> {
     Some(Rlimit { current: lower(maximum, lower(own.current, current).unwrap_or(current)), maximum })
 }
 
-/// Lets files become as large as `wanted` for every process that `find` finds, also for
-/// those that are forked meanwhile. What only root may raise stays where it is for others.
+/// Raises the file size limit to `wanted` for every process that `find` returns, and for processes
+/// forked meanwhile. Only root can raise the hard limit; otherwise it stays unchanged.
 pub(super) fn raise_file_size(find: impl Fn() -> Vec<Found>, wanted: &Rlimit) {
     let higher = |one: Option<u64>, other: Option<u64>| Some(one?.max(other?));
     for_each_process(find, |pid| {
@@ -59,17 +58,17 @@ pub(super) fn raise_file_size(find: impl Fn() -> Vec<Found>, wanted: &Rlimit) {
         let current = higher(own.current, wanted.current);
         if prlimit(Some(pid), Resource::Fsize, Rlimit { current, maximum }).is_err() {
             let current = current.zip(own.maximum).map(|(current, most)| current.min(most)).or(current);
-            // It may have ended: then there is nothing to raise.
+            // The process may have ended, so there is no limit to raise.
             let _ = prlimit(Some(pid), Resource::Fsize, Rlimit { current, maximum: own.maximum });
         }
     });
 }
 
-/// No process that `find` finds writes to a file any more: each write fails (EFBIG) or
-/// ends it (SIGXFSZ).
+/// Prevents all further writes to files by the processes that `find` returns: each write fails
+/// (EFBIG) or ends the process (SIGXFSZ).
 pub(super) fn refuse_writes(find: impl Fn() -> Vec<Found>) {
     for_each_process(find, |pid| {
-        // It may have ended.
+        // The process may have ended.
         let _ = prlimit(Some(pid), Resource::Fsize, Rlimit { current: Some(0), maximum: Some(0) });
     });
 }
@@ -87,14 +86,14 @@ fn for_each_process(find: impl Fn() -> Vec<Found>, change: impl Fn(Pid)) {
     }
 }
 
-/// Lets the process `pid` write to a file that has `allocated` bytes already, as far
-/// beyond them as a new one of a run with this `disk` limit could become.
+/// Raises the limit of process `pid` for a file with `allocated` bytes. The file can then grow as
+/// much as a new file of a run with this `disk` limit.
 pub(crate) fn make_room(pid: Pid, allocated: u64, disk: u64) {
     let Ok(own) = file_size_limit(pid) else { return };
     let wanted = allocated.saturating_add(disk).saturating_add(page_size() as u64);
     let wanted = own.maximum.map_or(wanted, |most| most.min(wanted));
     if own.current.is_some_and(|now| now < wanted) {
-        // Where it fails the kernel refuses the write: the run has less, not more.
+        // After a failure the kernel refuses the write: the run has less, not more.
         let _ = prlimit(Some(pid), Resource::Fsize, Rlimit { current: Some(wanted), ..own });
     }
 }

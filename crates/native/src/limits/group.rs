@@ -1,6 +1,6 @@
-//! The control group of one run: made, set, entered, read, and taken away.
+//! The control group of one run: made, configured, entered, read, and removed.
 //!
-//! It must not know where groups may be made, nor what becomes of a breach.
+//! Must not depend on the location of groups, or on the effect of a breach.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -17,32 +17,32 @@ use stockade_model::{Level, Limit, Limits};
 use super::hierarchy::{Base, Controller, Version, bases};
 use super::processes;
 
-/// How every group's name begins.
+/// Prefix of every group's name.
 const PREFIX: &str = "stockade.";
-/// The period over which processors are shared out, in microseconds.
+/// The period of processor quotas, in microseconds.
 const CPU_PERIOD_US: u64 = 100_000;
-/// How long a group's last processes are waited for.
+/// Time-out for the last processes of a group.
 const GOES_WITHIN: Duration = Duration::from_secs(2);
-/// Groups of ended runs that are looked at for one start.
+/// Most groups of ended runs that are examined for one start.
 const LEFTOVERS_MAX: usize = 64;
 
-/// How long a group may be empty because it is new.
+/// Age up to which a group may be empty because it is new.
 const NEW_FOR: Duration = Duration::from_secs(60);
 
 static MADE: AtomicU32 = AtomicU32::new(0);
 
-/// One run's group. Dropping it ends what is in it and takes it away.
+/// Control group of a run. Kills its processes and removes the group on drop.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(super) parts: Vec<Part>,
     held: Vec<Limit>,
-    /// What the kernel would not hold, and why.
+    /// Limits that the kernel refused, with the reasons.
     refused: Vec<(Limit, String)>,
-    /// The one that it lies in, which goes after it.
+    /// The parent group, which is removed after this one.
     pub(super) around: Option<Arc<Group>>,
 }
 
-/// Its directory in one hierarchy.
+/// Directory of a group in one hierarchy.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) version: Version,
@@ -50,7 +50,7 @@ pub(super) struct Part {
     pub(super) controllers: Vec<Controller>,
 }
 
-/// What the kernel counted of a group. Absent where it does not count that.
+/// Counters of the kernel for a group. Absent values are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counted {
     pub(super) cpu_us: Option<u64>,
@@ -59,16 +59,16 @@ pub(super) struct Counted {
     pub(super) memory_pressure_us: Option<u64>,
     pub(super) out_of_memory_kills: u64,
     pub(super) processes_peak: Option<u64>,
-    /// Forks that failed for the limit.
+    /// Forks that failed because of the limit.
     pub(super) forks_refused: u64,
 }
 
 impl Group {
-    /// Makes a group for what of `limits` one can hold; none where there is
-    /// nothing of that kind.
+    /// Makes a group for those of `limits` that a group can enforce; `None` if there is no such
+    /// limit.
     ///
     /// # Errors
-    /// Why there can be none, for a person.
+    /// The reason why there can be no group, for display.
     pub(super) fn make(limits: &Limits, level: Level, workspace: &Path) -> Result<Option<Self>, String> {
         let wanted = wanted(limits, level);
         if wanted.is_empty() {
@@ -81,7 +81,7 @@ impl Group {
         Ok(Some(group))
     }
 
-    /// A new group in each of `bases`.
+    /// Makes a new group in each of `bases`.
     pub(super) fn within(bases: Vec<Base>) -> Result<Self, String> {
         let name = format!("{}{}", own_mark(), MADE.fetch_add(1, Ordering::Relaxed));
         let mut group = Self { parts: Vec::new(), held: Vec::new(), refused: Vec::new(), around: None };
@@ -114,17 +114,17 @@ impl Group {
         self.parts.iter().find(|part| part.controllers.contains(&controller))
     }
 
-    /// Whether the kernel holds this limit for the group.
+    /// Returns whether the kernel enforces this limit for the group.
     pub(super) fn holds(&self, limit: Limit) -> bool {
         self.held.contains(&limit)
     }
 
-    /// Why it does not, where it was asked to.
+    /// Returns the reason why the kernel refused a limit.
     pub(super) fn refused(&self, limit: Limit) -> Option<&str> {
         self.refused.iter().find(|(refused, _)| *refused == limit).map(|(_, why)| why.as_str())
     }
 
-    /// Whether a limit's hierarchy is of version 1.
+    /// Returns whether the hierarchy of a limit is version 1.
     pub(super) fn is_v1(&self, limit: Limit) -> bool {
         let controller = match limit {
             Limit::Processes => Controller::Pids,
@@ -136,37 +136,39 @@ impl Group {
         self.part(controller).is_some_and(|part| part.version == Version::One)
     }
 
-    /// Where a process moves itself there by writing `0`, in every hierarchy.
+    /// Opens, in every hierarchy, the file through which a process moves itself into the group by
+    /// writing `0`.
     pub(super) fn entrances(&self) -> Result<Vec<OwnedFd>, String> {
         self.parts.iter().map(Part::entrance).collect()
     }
 
-    /// Ends every process in it. More may be forked meanwhile, hence the stop first.
+    /// Kills every process in the group. Freezes the group first, because processes may fork
+    /// meanwhile.
     pub(crate) fn kill(&self) {
         let Some(part) = self.parts.first() else { return };
         if part.version == Version::Two && part.write("cgroup.kill", 1).is_ok() {
             return;
         }
-        // Best effort: what was not stopped is killed in the next round.
+        // Best effort: a process that was not frozen is killed in the next round.
         self.freeze(true);
         for pid in part.members() {
             let _ = kill_process(pid, Signal::KILL);
         }
-        // A process that stands still ends only when it goes on.
+        // A frozen process ends only after it is thawed.
         self.freeze(false);
     }
 
-    /// Whether it can stand still and be killed all the same.
+    /// Returns whether the group can be frozen and its processes still be killed.
     pub(super) fn can_freeze(&self) -> bool {
         self.two().is_some()
     }
 
-    /// Every group of version 2 has a freezer (kernel 5.2).
+    /// Returns the version 2 part with a freezer (every such group from kernel 5.2 on).
     fn two(&self) -> Option<&Part> {
         self.parts.iter().find(|part| part.version == Version::Two && part.path.join("cgroup.freeze").exists())
     }
 
-    /// Lets it stand still, or go on. False where it has no freezer.
+    /// Freezes or thaws the group. Returns false if it has no freezer.
     pub(super) fn freeze(&self, frozen: bool) -> bool {
         let Some(part) = self.two().or_else(|| self.part(Controller::Freezer)) else { return false };
         let written = match (part.version, frozen) {
@@ -177,12 +179,12 @@ impl Group {
         written.is_ok()
     }
 
-    /// Whether all of it stands.
+    /// Returns whether the whole group is frozen.
     pub(super) fn is_frozen(&self) -> bool {
         self.two().and_then(|part| part.keyed("cgroup.events", "frozen")) == Some(1)
     }
 
-    /// Raises what the kernel holds for the group.
+    /// Raises a limit that the kernel enforces for the group.
     pub(super) fn raise(&self, limit: Limit, amount: u64) -> Result<(), String> {
         let part = |controller| self.part(controller).filter(|_| self.holds(limit));
         match limit {
@@ -193,7 +195,7 @@ impl Group {
         .unwrap_or(Ok(()))
     }
 
-    /// Memory that the kernel cannot take back by forgetting what it read of files.
+    /// Returns the memory in use without the reclaimable page cache.
     pub(super) fn memory_in_use(&self) -> Option<u64> {
         let part = self.part(Controller::Memory)?;
         let names = match part.version {
@@ -205,7 +207,7 @@ impl Group {
         Some(part.number(names[0])?.saturating_sub(files.saturating_sub(shared)))
     }
 
-    /// What the kernel counted so far.
+    /// Returns the present counters.
     pub(super) fn counted(&self) -> Counted {
         let mut counted = Counted::default();
         for part in &self.parts {
@@ -230,8 +232,9 @@ impl Drop for Group {
 }
 
 impl Part {
-    /// In version 1 the file for threads: a process that has but one is moved
-    /// without waiting for all others. Version 2 has none for such a group.
+    /// Opens the file through which a process enters the group. In version 1 this is the file for
+    /// threads: a process with one thread is moved without waiting for all others. Version 2 has no
+    /// such file here.
     fn entrance(&self) -> Result<OwnedFd, String> {
         let path = self.path.join(if self.version == Version::One { "tasks" } else { "cgroup.procs" });
         let file = fs::OpenOptions::new().write(true).open(&path);
@@ -250,19 +253,19 @@ impl Part {
         match self.version {
             Version::One => {
                 self.write("memory.limit_in_bytes", bytes)?;
-                // Not there where swap is not accounted for: then it is avoided.
+                // Missing if swap is not accounted for: then swap is avoided.
                 self.write("memory.memsw.limit_in_bytes", bytes).or_else(|_| self.write("memory.swappiness", 0))
             }
             Version::Two => {
                 self.write("memory.max", bytes)?;
-                // Not there on a kernel without swap.
+                // Missing on a kernel without swap.
                 let _ = self.write("memory.swap.max", 0);
                 self.write("memory.oom.group", 1)
             }
         }
     }
 
-    /// In version 1 the limit with swap is never below that without.
+    /// Raises the memory limit. In version 1 the limit with swap is never below the one without.
     fn raise_memory(&self, bytes: u64) -> Result<(), String> {
         if self.version == Version::One {
             let _ = self.write("memory.memsw.limit_in_bytes", bytes);
@@ -303,7 +306,7 @@ impl Part {
         fs::read_to_string(self.path.join(file)).ok()?.trim().parse().ok()
     }
 
-    /// The number behind `key` in a file of `key number` lines.
+    /// Returns the number after `key` in a file of `key number` lines.
     pub(super) fn keyed(&self, file: &str, key: &str) -> Option<u64> {
         let text = fs::read_to_string(self.path.join(file)).ok()?;
         text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
@@ -339,16 +342,16 @@ impl Part {
         }
     }
 
-    /// How long some of it waited, in microseconds: `some ... total=N`.
+    /// Returns the time in which some of the processes waited, in microseconds: `some ... total=N`.
     fn pressure(&self, file: &str) -> Option<u64> {
         let text = fs::read_to_string(self.path.join(file)).ok()?;
         text.lines().find(|line| line.starts_with("some "))?.rsplit_once("total=")?.1.trim().parse().ok()
     }
 }
 
-/// The controllers for what `limits` hold; none where no group is needed. No
-/// more than these: each costs every start, and in version 1 whoever joins that
-/// of the processors shares them with all others as if it were one process.
+/// Returns the controllers for `limits`; empty if no group is needed. Avoids further controllers:
+/// each one slows every start. In version 1, entering the processor controller makes the run share
+/// the processors like one single process.
 pub(super) fn wanted(limits: &Limits, level: Level) -> Vec<Controller> {
     let needs = |controller: &Controller| match controller {
         Controller::Pids => limits.processes.is_some(),
@@ -361,12 +364,12 @@ pub(super) fn wanted(limits: &Limits, level: Level) -> Vec<Controller> {
     if !Controller::ALL.iter().any(needs) {
         return Vec::new();
     }
-    // Without a namespace the last processes are hunted, and must stand still for it.
+    // Without a PID namespace, the last processes are searched for, and must be frozen meanwhile.
     let hunts = |c: &Controller| *c == Controller::Freezer && level != Level::Full;
     Controller::ALL.into_iter().filter(|c| needs(c) || hunts(c)).collect()
 }
 
-/// The whole disk beneath `path`: bandwidth is limited by disk, not by partition.
+/// Returns the whole disk beneath `path`: bandwidth is limited by disk, not by partition.
 fn disk_of(path: &Path) -> Result<(u32, u32), String> {
     let device = path.metadata().map_err(|error| format!("{}: {error}", path.display()))?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -383,22 +386,22 @@ fn disk_of(path: &Path) -> Result<(u32, u32), String> {
     numbers.ok_or_else(|| "the disk of the workspace's partition is not to be found".to_owned())
 }
 
-/// How the names of this process's groups begin: process ids repeat, between
-/// namespaces at once and in one of them later.
+/// Returns the prefix of this process's group names. Process ids repeat, at once in different
+/// namespaces and later in the same namespace.
 fn own_mark() -> String {
     let pid = std::process::id();
     mark(pid).unwrap_or_else(|| format!("{PREFIX}0.{pid}.0."))
 }
 
-/// None where there is no such process.
+/// Returns the prefix for a process; `None` if there is no such process.
 fn mark(pid: u32) -> Option<String> {
     let namespace = fs::metadata("/proc/self/ns/pid").ok()?.ino();
     Some(format!("{PREFIX}{namespace}.{pid}.{}.", processes::start_of(pid)?))
 }
 
-/// Takes away groups in `base` whose runs have lost their supervisor, with what
-/// is still in them. Of another PID namespace nothing is known but whether they
-/// are empty, which they are for a moment when they are new.
+/// Removes groups in `base` whose runs have lost their supervisor, and kills the processes in them.
+/// For groups of another PID namespace only emptiness is known; a new group is empty for a moment,
+/// too.
 pub(super) fn remove_leftovers(base: &Path) {
     let Ok(entries) = fs::read_dir(base) else { return };
     let Some(own) = mark(std::process::id()) else { return };
@@ -408,13 +411,13 @@ pub(super) fn remove_leftovers(base: &Path) {
         let path = base.join(&name);
         match name.strip_prefix(&namespace) {
             Some(rest) if is_orphan(&name, rest) => {
-                // Those of a sandbox's commands lie in its own.
+                // The groups of a sandbox's commands are nested in its own group.
                 let nested = fs::read_dir(&path).into_iter().flatten().flatten();
                 let nested = nested.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
                 nested.map(|entry| entry.path()).chain([path.clone()]).for_each(end_leftover);
             }
             None if is_old(&path) => {
-                // Refused where somebody is in it.
+                // The kernel refuses this if the group has processes.
                 let _ = fs::remove_dir(&path);
             }
             _ => {}
@@ -427,14 +430,14 @@ fn end_leftover(path: PathBuf) {
     for pid in part.members() {
         let _ = kill_process(pid, Signal::KILL);
     }
-    // In version 1 those of a sandbox that was paused end when they go on.
+    // In version 1, killed processes of a paused sandbox end only after they are thawed.
     let _ = part.write_text("freezer.state", "THAWED");
-    // What is still ending is taken away by a later start.
+    // A later start removes a group whose processes are still ending.
     let _ = fs::remove_dir(&part.path);
 }
 
-/// Whether the process that made the group `name` is gone; `rest` begins with
-/// its number.
+/// Returns whether the process that made the group `name` is gone; `rest` begins with its process
+/// id.
 fn is_orphan(name: &str, rest: &str) -> bool {
     let pid = rest.split('.').next().and_then(|pid| pid.parse().ok());
     pid.is_some_and(|pid| mark(pid).is_none_or(|mark| !name.starts_with(&mark)))

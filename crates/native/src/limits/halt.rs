@@ -1,11 +1,10 @@
-//! A run stands still while somebody is asked whether a limit may be raised, and
-//! goes on where it stood.
+//! Freezes a run while an approver is asked whether a limit may be raised, and thaws it afterwards.
 //!
-//! The freezer of its group holds all at once and no process sees it; it is used in
-//! version 2 alone, where a frozen process can still be killed. In version 1 it
-//! could not: whoever ends the supervisor meanwhile would leave them for ever.
-//! Otherwise each process is stopped by signal (SIGSTOP, signal(7)), which its
-//! parent can see. It must not know limits.
+//! The freezer of its group stops all processes at once, invisibly for them. The freezer is used
+//! only in version 2, where a frozen process can still be killed. In version 1 it could not: if the
+//! supervisor were killed meanwhile, the processes would stay frozen for ever. Without a freezer
+//! each process is stopped by a signal (SIGSTOP, signal(7)), which its parent can see. Must not
+//! depend on limits.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -18,21 +17,21 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::group::Group;
 use super::processes::{Found, is_same, tree};
 
-/// How long it may take until all stand. What does not by then waits for the
-/// kernel, or for an answer to a call, and stands as soon as it has that.
+/// Time-out until all processes are stopped. A process that takes longer waits in the kernel, or
+/// for the answer to a call, and stops as soon as that wait ends.
 const STANDS_WITHIN: Duration = Duration::from_millis(500);
-/// Between two looks whether they stand.
+/// Interval between two checks of the processes.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// One run's way to stand still. Dropping it lets the run go on.
+/// Freezes and thaws one run. Thaws the run on drop.
 #[derive(Debug)]
 pub(super) struct Halt {
     init: u32,
     group: Option<Arc<Group>>,
-    /// Those that were stopped by signal, to be told to go on.
+    /// Processes that were stopped by signal and must be continued.
     stopped: Vec<OwnedFd>,
     frozen: bool,
-    /// How often processes were stopped by signal and their parent has not told of it yet.
+    /// Number of stops by signal that the parent of the processes has not reported yet.
     untold: u32,
 }
 
@@ -41,7 +40,7 @@ impl Halt {
         Self { init, group: group.filter(|group| group.can_freeze()), stopped: Vec::new(), frozen: false, untold: 0 }
     }
 
-    /// Lets everything stand still. False where that could not be had: it goes on.
+    /// Freezes all processes. Returns false on failure; the run then continues.
     pub(super) fn stand(&mut self) -> bool {
         match &self.group {
             Some(group) => {
@@ -63,26 +62,26 @@ impl Halt {
         }
     }
 
-    /// Lets what it made stand go on. Nothing where it stands not.
+    /// Thaws the processes that [`stand`](Self::stand) froze. Does nothing otherwise.
     pub(super) fn go_on(&mut self) {
         if let (Some(group), true) = (&self.group, std::mem::take(&mut self.frozen)) {
             group.freeze(false);
         }
         for process in self.stopped.drain(..) {
-            // It may have been killed.
+            // The process may have been killed.
             let _ = pidfd_send_signal(&process, Signal::CONT);
         }
     }
 
-    /// Whether a stop that the init tells of is one of those made here; each counts once.
+    /// Returns whether a stop that the init reports was made here; each stop counts once.
     pub(super) fn take_untold(&mut self) -> bool {
         let is_own = self.untold > 0;
         self.untold = self.untold.saturating_sub(1);
         is_own
     }
 
-    /// Stops all processes beneath the init, and what they forked meanwhile. What
-    /// stood before is left to whoever stopped it. False where some could not be.
+    /// Stops all processes beneath the init, and processes forked meanwhile. Processes that were
+    /// already stopped are left alone. Returns false if some could not be stopped.
     fn stop_all(&mut self) -> bool {
         let mut known: HashSet<(u32, u64)> = HashSet::new();
         let give_up = Instant::now() + STANDS_WITHIN;
@@ -108,8 +107,8 @@ impl Halt {
         }
     }
 
-    /// By a descriptor that is compared with what was found: its number may be
-    /// another process's by now. One that is gone needs no stop.
+    /// Stops a process through a descriptor, and checks its identity, because the number may belong
+    /// to another process by now. A process that has ended needs no stop.
     fn stop(&mut self, process: &Found) -> bool {
         let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
         let Some(Ok(held)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else { return !is_same(process) };
@@ -128,7 +127,7 @@ impl Drop for Halt {
     }
 }
 
-/// How this run would be made to stand, for the enforcement report.
+/// Returns the method of freezing this run, for the enforcement report.
 pub(super) fn way(group: Option<&Group>) -> &'static str {
     match group {
         Some(group) if group.can_freeze() => "frozen in its control group",
@@ -143,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// A process with two beneath it that run, and one that was stopped before.
+    /// Starts a process with two running children, and one that was stopped before.
     #[allow(clippy::disallowed_methods, reason = "processes to stop, without a sandbox")]
     fn family() -> Child {
         let script = "(while :; do :; done) & (while :; do :; done) & sleep 60 & kill -STOP $!; echo made; wait";

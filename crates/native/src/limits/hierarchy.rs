@@ -1,20 +1,20 @@
-//! Where control groups may be made on this machine: version 2, version 1 or
-//! both side by side (cgroups(7)), as root or in what was delegated to the user.
+//! Directories in which control groups can be made on this machine: version 2, version 1 or both
+//! (cgroups(7)). The user is root, or the directory is delegated to the user.
 //!
-//! It must not know limits.
+//! Must not depend on limits.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-/// What a control group can account for or hold.
+/// A resource that a control group can count or limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Controller {
     Pids,
     Memory,
     Cpu,
-    /// Version 1 counts processor time apart; in version 2 every group does.
+    /// Version 1 has a separate controller for processor time; in version 2 every group counts it.
     CpuTime,
     Io,
     /// A controller in version 1; in version 2 every group can be frozen.
@@ -35,7 +35,7 @@ impl Controller {
         }
     }
 
-    /// Its name in `cgroup.controllers`, where it has one.
+    /// Returns the name in `cgroup.controllers`, if there is one.
     fn v2_name(self) -> Option<&'static str> {
         match self {
             Self::Pids => Some("pids"),
@@ -47,14 +47,14 @@ impl Controller {
     }
 }
 
-/// Which interface a group has.
+/// Version of a group's interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
     One,
     Two,
 }
 
-/// A directory beneath which groups with these controllers may be made.
+/// A directory beneath which groups with these controllers can be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Base {
     pub(super) version: Version,
@@ -62,10 +62,10 @@ pub(super) struct Base {
     pub(super) controllers: Vec<Controller>,
 }
 
-/// The bases for what of `wanted` can be had.
+/// Returns base directories for the available ones of the `wanted` controllers.
 ///
 /// # Errors
-/// Why there is none, for a person.
+/// The reason why there is none, for display.
 pub(super) fn bases(wanted: &[Controller]) -> Result<Vec<Base>, String> {
     let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
     let mounts = mounts(&read("/proc/self/mountinfo")?);
@@ -93,16 +93,15 @@ pub(super) fn bases(wanted: &[Controller]) -> Result<Vec<Base>, String> {
     Ok(found)
 }
 
-/// Where a group of version 2 is seen, by its path in the hierarchy.
+/// Returns the directory of a version 2 group, given its path in the hierarchy.
 pub(super) fn seen(group: &Path) -> Option<PathBuf> {
     let mounts = mounts(&fs::read_to_string("/proc/self/mountinfo").ok()?);
     mounts.iter().find(|mount| mount.version == Version::Two)?.directory_of(group)
 }
 
-/// The nearest directory from `own` upwards that gives controllers to groups
-/// beneath it. A group with processes gives none, but for the root (cgroups(7),
-/// "no internal processes"): some it would take, and with them every group
-/// beneath it into a kind that no process can enter.
+/// Returns the nearest directory from `own` upwards that passes controllers to its groups. A group
+/// with processes cannot, except for the root (cgroups(7), "no internal processes"). For some
+/// controllers the kernel would accept it, but then no process could enter the groups beneath it.
 fn nearest(own: &Path, root: &Path, wanted: &[Controller]) -> Option<Base> {
     let named: Vec<&str> = wanted.iter().filter_map(|controller| controller.v2_name()).collect();
     let words = |path: &Path, file: &str| {
@@ -115,7 +114,7 @@ fn nearest(own: &Path, root: &Path, wanted: &[Controller]) -> Option<Base> {
         }
         for name in words(path, "cgroup.controllers").iter().filter(|name| named.contains(&name.as_str())) {
             if !words(path, "cgroup.subtree_control").contains(name) {
-                // Refused where there are processes: then the next one up.
+                // The kernel refuses this if the group has processes; then the parent is tried.
                 let _ = fs::write(path.join("cgroup.subtree_control"), format!("+{name}"));
             }
         }
@@ -129,14 +128,14 @@ fn nearest(own: &Path, root: &Path, wanted: &[Controller]) -> Option<Base> {
     None
 }
 
-/// Whether there are processes in the group itself. The root may have some, and
-/// is known by the lack of a type.
+/// Returns whether the group itself has processes. The root may have some; it is recognised by the
+/// missing file `cgroup.type`.
 fn holds_processes(path: &Path) -> bool {
     let is_empty = || fs::read_to_string(path.join("cgroup.procs")).is_ok_and(|text| text.trim().is_empty());
     path.join("cgroup.type").exists() && !is_empty()
 }
 
-/// Whether this user may make groups beneath `path` and move its processes there.
+/// Returns whether this user can make groups beneath `path` and move its processes there.
 fn may_make(path: &Path) -> bool {
     access(path, Access::WRITE_OK | Access::EXEC_OK).is_ok()
         && access(path.join("cgroup.procs"), Access::WRITE_OK).is_ok()
@@ -145,7 +144,7 @@ fn may_make(path: &Path) -> bool {
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     version: Version,
-    /// What of the hierarchy is mounted.
+    /// The part of the hierarchy that is mounted.
     root: PathBuf,
     point: PathBuf,
     options: String,
@@ -156,14 +155,14 @@ impl Mount {
         self.options.split(',').any(|option| option == controller)
     }
 
-    /// Where the group `path` of the hierarchy is seen.
+    /// Returns the directory of the group `path` of the hierarchy.
     fn directory_of(&self, path: &Path) -> Option<PathBuf> {
         let beneath = path.strip_prefix(&self.root).ok()?;
         (!beneath.starts_with("..")).then(|| self.point.join(beneath))
     }
 }
 
-/// The hierarchies in `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+/// Lists the hierarchies in `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
 fn mounts(mountinfo: &str) -> Vec<Mount> {
     let mount = |line: &str| {
         let (place, kind) = line.split_once(" - ")?;
@@ -175,15 +174,15 @@ fn mounts(mountinfo: &str) -> Vec<Mount> {
             "cgroup2" => Version::Two,
             _ => return None,
         };
-        // A path with blanks is escaped there; no hierarchy is mounted on one.
+        // A path with blanks is escaped there; no hierarchy is mounted on such a path.
         let options = kind.nth(1)?.to_owned();
         Some(Mount { version, root: root.into(), point: point.into(), options })
     };
     mountinfo.lines().filter_map(mount).collect()
 }
 
-/// The group of this process in the hierarchy with `controller`; of version 2
-/// with none (`/proc/self/cgroup`, cgroups(7)).
+/// Returns the group of this process in the hierarchy with `controller`; an empty name means
+/// version 2 (`/proc/self/cgroup`, cgroups(7)).
 fn own_path<'text>(own: &'text str, controller: &str) -> Option<&'text Path> {
     own.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');

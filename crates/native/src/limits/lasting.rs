@@ -1,8 +1,7 @@
-//! The groups of a sandbox that lasts: one for all of its commands, and in it one
-//! for each, so that a command can be ended with all that it started while others
-//! go on.
+//! Control groups of a persistent sandbox: one for all of its commands, and one in it for each
+//! command. So a command can be ended with all of its processes while other commands run on.
 //!
-//! It must not know what a sandbox is, nor why it is stopped.
+//! Must not depend on the sandbox, or on the reason for stopping it.
 
 use std::fs;
 use std::path::Path;
@@ -17,20 +16,20 @@ use stockade_model::{Level, Limits, Usage};
 use super::group::{Group, Part, remove_leftovers, wanted};
 use super::hierarchy::{Base, Controller, Version, bases};
 
-/// How long the processes of a group may take to stand still: those that wait for
-/// a disk stop when it has answered.
+/// Time-out for freezing the processes of a group. A process that waits for a disk freezes after
+/// the disk has answered.
 const STOPS_WITHIN: Duration = Duration::from_secs(10);
-/// How often that is looked at.
+/// Interval between two checks of the state.
 const AGAIN: Duration = Duration::from_millis(2);
 
 impl Group {
-    /// One for all commands of a sandbox. No process is ever in it itself.
+    /// Makes the group for all commands of a sandbox. The group itself never contains a process.
     ///
     /// # Errors
-    /// Why there can be none, for a person.
+    /// The reason why there can be no group, for display.
     pub(super) fn of_sandbox(limits: &Limits, workspace: &Path) -> Result<Self, String> {
         let mut all = wanted(limits, Level::Full);
-        // To stop them, and to tell what they use.
+        // Needed for freezing, and for reporting the usage.
         let counts = [Controller::Freezer, Controller::Memory, Controller::Pids, Controller::CpuTime];
         all.extend(counts.into_iter().filter(|counter| !wanted(limits, Level::Full).contains(counter)));
         let bases = bases(&all)?;
@@ -41,10 +40,10 @@ impl Group {
         Ok(group)
     }
 
-    /// One in it, for one command.
+    /// Makes a nested group for one command.
     ///
     /// # Errors
-    /// Why there can be none, for a person.
+    /// The reason why there can be no group, for display.
     pub(super) fn nested(around: &Arc<Self>, limits: &Limits, workspace: &Path) -> Result<Self, String> {
         let base = |part: &Part| Base {
             version: part.version,
@@ -57,10 +56,10 @@ impl Group {
         Ok(group)
     }
 
-    /// Stops every process of it, and waits until they stand still.
+    /// Freezes every process of the group, and waits until all are frozen.
     ///
     /// # Errors
-    /// Why they do not: then all go on.
+    /// The reason why they did not freeze; all processes then run on.
     pub(crate) fn pause(&self) -> Result<(), String> {
         if !self.freeze(true) {
             return Err("no control group here stops processes".to_owned());
@@ -84,12 +83,12 @@ impl Group {
         self.part(Controller::Freezer).is_some_and(|part| state(part).is_ok_and(|state| state.trim() == "FROZEN"))
     }
 
-    /// Lets them go on.
+    /// Thaws the processes.
     pub(crate) fn resume(&self) {
         self.freeze(false);
     }
 
-    /// Ends every process in those that lie in it.
+    /// Kills every process in the nested groups.
     pub(crate) fn kill_within(&self) {
         let Some(part) = self.parts.first() else { return };
         if part.version == Version::Two {
@@ -106,7 +105,7 @@ impl Group {
         self.freeze(false);
     }
 
-    /// What all of its processes use now, and used so far. The time is the caller's.
+    /// Returns the present and the total usage of all processes. The caller sets the time.
     pub(crate) fn usage(&self) -> SandboxUsage {
         let counted = self.counted();
         let memory_bytes = self.part(Controller::Memory).and_then(|part| match part.version {
@@ -127,14 +126,15 @@ impl Group {
 }
 
 impl Part {
-    /// In version 2 a group has the controllers that the one around it passes on.
+    /// Passes on all controllers to nested groups. In version 2 a group has only the controllers
+    /// that its parent passes on.
     fn pass_controllers_on(&self) {
         if self.version == Version::One {
             return;
         }
         let given = fs::read_to_string(self.path.join("cgroup.controllers")).unwrap_or_default();
         for name in given.split_whitespace() {
-            // Without it a command is held by the sandbox's limits alone.
+            // Without the controller, only the sandbox's limits apply to a command.
             let _ = self.write_text("cgroup.subtree_control", &format!("+{name}"));
         }
     }

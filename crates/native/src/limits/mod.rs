@@ -1,10 +1,13 @@
-//! Limits of a run: which mechanism holds which, and the watch over those that
-//! the kernel does not hold by itself.
+//! Limits of a run: the mechanism that enforces each limit, and the watch over limits that the
+//! kernel does not enforce by itself.
 //!
-//! In the order of preference: a control group of the run's own, resource limits
-//! of each process, the size of its private filesystem, and a watch that looks
-//! again and again and ends what went too far. It must not know rules or
-//! questions, nor how a sandbox is built.
+//! Mechanisms in the order of preference:
+//! - a control group of the run's own;
+//! - resource limits of each process;
+//! - the size of the private filesystem;
+//! - a watch, which polls the usage and reports a breach.
+//!
+//! Must not depend on rules or questions, or on how a sandbox is built.
 
 mod disk;
 mod file_size;
@@ -36,7 +39,7 @@ pub(crate) use watch::{Spent, Watch};
 use report::Holder;
 use scope::Manager;
 
-/// Why a run cannot be limited as its plan says.
+/// The limits of a plan cannot be applied to its run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LimitError {
     #[error("this machine cannot hold the limit {limit} {amount}: {why}")]
@@ -46,7 +49,7 @@ pub(crate) enum LimitError {
 }
 
 impl LimitError {
-    /// The one thing to do about it.
+    /// Returns the remedy.
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Self::Unheld { limit, .. } => Some(format!(
@@ -58,7 +61,7 @@ impl LimitError {
     }
 }
 
-/// What of a run's limits a control group holds here, proved by making one.
+/// Reports which limits a control group enforces on this machine. Tests it by making a group.
 pub(crate) fn survey() -> LayerReport {
     let tried = [Limit::Cpus, Limit::Memory, Limit::Processes];
     let mut limits = Limits::default();
@@ -72,29 +75,30 @@ pub(crate) fn survey() -> LayerReport {
     LayerReport { state, detail }
 }
 
-/// Takes away groups whose supervisors are gone, with what is still in them.
+/// Removes groups whose supervisors are gone, and kills the processes in them.
 pub(crate) fn remove_orphans() {
     let bases = hierarchy::bases(&[hierarchy::Controller::Freezer, hierarchy::Controller::Pids]);
-    // Where there are none there is nothing in them.
+    // Without a base directory there are no groups.
     bases.iter().flatten().for_each(|base| group::remove_leftovers(&base.path));
 }
 
-/// Whether a sandbox can have a control group here.
+/// Returns whether a sandbox can have a control group on this machine.
 pub(crate) fn can_have_group() -> bool {
     hierarchy::bases(&[hierarchy::Controller::Freezer, hierarchy::Controller::Pids]).is_ok()
 }
 
-/// How limits are held where there is no group.
+/// Report text for limits without a control group.
 const WITHOUT_GROUP: &str = "resource limits and a watch alone, no control group";
-/// What is done about it for a limit that only a group holds.
+/// Report text for the remedy if only a group can enforce a limit.
 const SCOPE: &str = "the service manager is asked for a scope where nothing else holds a limit";
 
-/// A group for what of `limits` one can hold, or why there is none.
+/// Makes a group for those of `limits` that a group can enforce. Returns the reason if there is
+/// none.
 fn group(limits: &Limits, level: Level, workspace: &Path) -> (Option<Arc<Group>>, String) {
     made(Group::make(limits, level, workspace))
 }
 
-/// Of what was asked for, what this machine can hold.
+/// Reduces the limits to the capacity of this machine.
 fn within_machine(limits: &Limits) -> Limits {
     let mut limits = limits.clone();
     resources::within_machine(&mut limits);
@@ -108,7 +112,7 @@ fn made(group: Result<Option<Group>, String>) -> (Option<Arc<Group>>, String) {
     }
 }
 
-/// The limits of one run, ready before its command is.
+/// The limits of one run, prepared before its command starts.
 #[derive(Debug)]
 pub(crate) struct Guard {
     limits: Limits,
@@ -118,11 +122,11 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Makes what holds the limits of `plan`, for the run under `init`. Nothing is in
-    /// it yet. What only a group holds is worth asking the service manager for one.
+    /// Prepares the mechanisms for the limits of `plan`, for the run under `init`. No process is in
+    /// them yet. If only a group can enforce a limit, requests a scope from the service manager.
     ///
     /// # Errors
-    /// Where one of them can be held by nothing here (L6).
+    /// [`LimitError`] if no mechanism here can enforce one of them (L6).
     pub(crate) fn prepare(plan: &Plan, init: u32) -> Result<Self, LimitError> {
         let limits = within_machine(&plan.profile.limits);
         let workspace = plan.workspace.as_path();
@@ -141,7 +145,7 @@ impl Guard {
         Self::with(limits, plan.level, workspace, (group, absent))
     }
 
-    /// `absent` says why there is no group.
+    /// Makes the guard. `absent` is the reason why there is no group.
     fn with(
         limits: Limits,
         level: Level,
@@ -157,8 +161,8 @@ impl Guard {
         Ok(Self { limits, workspace: workspace.to_owned(), group, holders })
     }
 
-    /// The same for a sandbox: its group is that of all of its commands, and is there
-    /// also without a limit, where one can be had.
+    /// Prepares the limits of a sandbox. The group contains all commands of the sandbox, and is
+    /// made even without a limit, if possible.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
@@ -168,7 +172,7 @@ impl Guard {
         Self::with(limits, Level::Full, workspace, group)
     }
 
-    /// The same for a command of a sandbox, within its group.
+    /// Prepares the limits of a command in a sandbox, within the sandbox's group.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
@@ -178,11 +182,11 @@ impl Guard {
         Self::with(limits, plan.level, workspace, group)
     }
 
-    /// What holds each limit, and where somebody may be asked which can be raised
-    /// while the run stands still, for the enforcement report.
+    /// Reports the mechanism of each limit for the enforcement report. With `asks`, also reports
+    /// which limits an approver can raise while the run is frozen.
     pub(crate) fn report(&self, asks: bool) -> LayerReport {
         let is_small = small_disk(&self.limits).is_some();
-        // Of a large one the run may have the whole.
+        // With a large limit, one file may take all of it.
         let file_size = file_size::file_size(&self.limits, asks);
         let file_size = file_size.and_then(|size| if is_small { size.current } else { size.maximum });
         let mut report = report::report(&self.holders, self.group.as_deref(), file_size);
@@ -192,28 +196,27 @@ impl Guard {
         report
     }
 
-    /// The group, where there is one.
+    /// Returns the group, if there is one.
     pub(crate) fn group(&self) -> Option<Arc<Group>> {
         self.group.clone()
     }
 
-    /// The files through which the command enters its group, in every hierarchy.
+    /// Opens the files through which the command enters its group, in every hierarchy.
     ///
     /// # Errors
-    /// Where one cannot be opened.
+    /// [`LimitError::Unopened`] if one cannot be opened.
     pub(crate) fn entrances(&self) -> Result<Vec<OwnedFd>, LimitError> {
         let group = self.group.as_ref().map(|group| group.entrances()).transpose();
         group.map(Option::unwrap_or_default).map_err(LimitError::Unopened)
     }
 
-    /// Begins to watch the sandbox under `init`; `asks`: somebody may be asked for
-    /// more than the limits.
+    /// Starts the watch over the sandbox under `init`. With `asks`, an approver may raise limits.
     pub(crate) fn watch(self, init: u32, asks: bool) -> Watch {
         Watch::new(self, (init, Box::new(Vec::new)), asks)
     }
 
-    /// The same for a sandbox that lasts, whose commands are children of others
-    /// `beside` its init. Nobody is asked.
+    /// Starts the watch over a persistent sandbox, whose commands are children of processes
+    /// `beside` its init. No approver can raise limits.
     pub(crate) fn watch_all(self, init: u32, beside: Beside) -> Watch {
         Watch::new(self, (init, beside), false)
     }

@@ -1,5 +1,5 @@
-//! The processes of a run, found from its init downwards, and what they use:
-//! where no group counts that. It must not know limits.
+//! The processes of a run, found from its init downwards, and their usage, for runs without a group
+//! that counts it. Must not depend on limits.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,21 +9,22 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::param::{clock_ticks_per_second, page_size};
 
-/// Processes looked at in one go; where there are more, their number says enough.
+/// Most processes that are examined in one pass; beyond it, only number and processor time are
+/// counted.
 const PROCESSES_MAX: usize = 20_000;
 
-/// How the kernel names files without a name.
+/// Prefix of the kernel's names for memory files without a name.
 const MEMFD: &[u8] = b"/memfd:";
 
-/// What a run's processes use, all together.
+/// Total usage of a run's processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     /// Processes and threads, without the init.
     pub(super) processes: u64,
     pub(super) cpu_ms: u64,
-    /// Memory that nobody shares, and where it was asked for what is shared.
+    /// Memory that is not shared, and on request shared memory.
     pub(super) memory_bytes: u64,
-    /// Bytes that will go to a disk.
+    /// Bytes that will be written to a disk.
     pub(super) written_bytes: u64,
     /// The process with the most memory.
     pub(super) largest: Option<(u32, u64)>,
@@ -33,8 +34,8 @@ pub(super) struct Tally {
     pub(super) most_open: Option<(u32, u64)>,
 }
 
-/// What is looked at beside number and time. Each costs a file of each process,
-/// shared memory one of each of its descriptors.
+/// Values to read besides number and time. Each value costs one file for each process; shared
+/// memory costs one file for each descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Look {
     pub(super) memory: bool,
@@ -43,8 +44,8 @@ pub(super) struct Look {
     pub(super) open: bool,
 }
 
-/// Memory behind files that have no name (memfd_create(2)), and the most that
-/// one process has mapped of what may be shared: both may be the same.
+/// Memory behind files without a name (memfd_create(2)), and the largest shared mapping of one
+/// process. Both may be the same memory.
 #[derive(Debug, Default)]
 struct Shared {
     files: HashMap<(u64, u64), u64>,
@@ -68,7 +69,7 @@ impl Shared {
     }
 }
 
-/// A process, not to be taken for a later one of its number.
+/// A process, identified by number and start time, so that a reused number is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
     pid: u32,
@@ -76,7 +77,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// The one that has this number now.
+    /// Returns the process that has this number now.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         Some(Self { pid, start: Stat::of(pid)?.start })
     }
@@ -86,30 +87,29 @@ impl Known {
     }
 }
 
-/// Says who has children that are not the init's, and are of the run all the same.
+/// Callback that lists processes outside the init's children whose children belong to the run.
 pub(crate) type Beside = Box<dyn Fn() -> Vec<Known> + Send>;
 
-/// Counts again and again, so that what ended in between is not forgotten.
+/// Repeated count, which remembers the usage of processes that have ended.
 pub(super) struct Census {
     init: u32,
     beside: Beside,
-    /// What the init says that those wrote which it has reaped.
+    /// Writes of the processes that the init has reaped, as the init reports them.
     told_by_init: Option<u64>,
-    /// What orphans wrote before they ended; others pass it on to their parents.
+    /// Writes of orphans that have ended; the writes of other processes are added to their parents.
     written_before: u64,
     orphans: HashMap<u32, u64>,
-    /// The same of those whose parents are beside the init.
+    /// The same for processes whose parents are beside the init.
     written_beside: u64,
     apart: HashMap<u32, u64>,
-    /// What was removed before it got to a disk, as of the last look.
+    /// Cancelled writes at the last count: data removed before it reached a disk.
     cancelled: u64,
     written: Steady,
     cpu: Steady,
 }
 
-/// A count that only grows. Where the parent of a process wants to hear of no end of its
-/// children (SIGCHLD ignored), what they used goes with them and nobody passes it on: the sum
-/// over those that are left falls.
+/// A count that only grows. If the parent of a process ignores SIGCHLD, the kernel adds the
+/// process's usage to no other process at its end. Then the sum over the remaining processes falls.
 #[derive(Debug, Default)]
 struct Steady {
     last: u64,
@@ -121,7 +121,7 @@ impl Steady {
         sum + self.lost + explained < self.last
     }
 
-    /// The count where the sum is this now, and has fallen so far for a reason that is known.
+    /// Returns the count for this sum. `explained` is the part of a fall that has a known reason.
     fn count(&mut self, sum: u64, explained: u64) -> u64 {
         if self.has_fallen(sum, explained) {
             self.lost = self.last - sum - explained;
@@ -131,14 +131,14 @@ impl Steady {
     }
 }
 
-/// Who passes on what a process wrote, when it has ended.
+/// The parent of a process, to which the kernel adds its writes when it has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Parent {
     /// The init, whose own count only root may read.
     Init,
-    /// One beside it, who does not.
+    /// A process beside the init, whose count is not used.
     Beside,
-    /// Another process that is looked at.
+    /// Another process of the run.
     Other,
 }
 
@@ -167,35 +167,36 @@ impl Census {
         }
     }
 
-    /// The init says that those which it has reaped wrote so much.
+    /// Records the writes of all processes that the init has reaped.
     pub(super) fn init_counted(&mut self, bytes: u64) {
         self.told_by_init = Some(bytes);
     }
 
-    /// What it said last: all that the run wrote, once none of it is left.
+    /// Returns the last report of the init: all writes of the run, after its last process has
+    /// ended.
     pub(super) fn counted_by_init(&self) -> Option<u64> {
         self.told_by_init
     }
 
-    /// The children of the init, and of those beside it.
+    /// Lists the children of the init, and of the processes beside it.
     fn first(&self) -> Vec<(u32, Parent)> {
         let beside = (self.beside)().into_iter().filter(|known| known.is_there());
         let apart = beside.flat_map(|known| children(known.pid)).map(|pid| (pid, Parent::Beside));
         children(self.init).into_iter().map(|pid| (pid, Parent::Init)).chain(apart).collect()
     }
 
-    /// Every process of the run.
+    /// Lists every process of the run.
     pub(super) fn processes(&self) -> Vec<Found> {
         beneath(self.first().into_iter().map(|(pid, _)| pid).collect())
     }
 
-    /// Looks at every process.
+    /// Counts the usage of every process.
     pub(super) fn take(&mut self, what: Look) -> Tally {
         let (mut tally, mut cancelled) = self.look(what);
         let explained = |census: &Self, cancelled: u64| cancelled.saturating_sub(census.cancelled);
         let has_fallen = self.cpu.has_fallen(tally.cpu_ms, 0)
             || what.written && self.written.has_fallen(tally.written_bytes, explained(self, cancelled));
-        // A process that was waited for in the middle of a look is in neither count.
+        // A process that is reaped during a count is in neither sum.
         if has_fallen {
             (tally, cancelled) = self.look(what);
         }
@@ -207,7 +208,7 @@ impl Census {
         tally
     }
 
-    /// One look, and what was removed before it got to a disk.
+    /// Counts once. Returns also the bytes that were removed before they reached a disk.
     fn look(&mut self, what: Look) -> (Tally, u64) {
         let Look { memory, shared, written, open } = what;
         let mut tally = Tally::default();
@@ -257,7 +258,7 @@ impl Census {
         (tally, all_cancelled)
     }
 
-    /// What children of those beside the init had written when they ended.
+    /// Returns the writes of ended children of processes beside the init.
     fn ended_beside(&mut self, apart: HashMap<u32, u64>, orphans: &HashMap<u32, u64>) -> u64 {
         let before = std::mem::replace(&mut self.apart, apart);
         let is_gone = |pid: &u32| !self.apart.contains_key(pid) && !orphans.contains_key(pid);
@@ -265,14 +266,14 @@ impl Census {
         self.written_beside
     }
 
-    /// What children of the init had written when they ended: the init's own
-    /// count has it, but only root may read that.
+    /// Returns the writes of ended children of the init. The init's own count contains them, but
+    /// only root may read it.
     fn ended_before(&mut self, init_written: Option<u64>, orphans: HashMap<u32, u64>) -> u64 {
         let before = std::mem::replace(&mut self.orphans, orphans);
         let gone =
             before.iter().filter(|(pid, _)| !self.orphans.contains_key(pid)).map(|(_, bytes)| bytes).sum::<u64>();
         self.written_before += gone;
-        // Each knows some of those that ended, and none counts too much.
+        // Each value is a lower bound, so the largest is the best.
         init_written.max(self.told_by_init).unwrap_or_default().max(self.written_before)
     }
 }
@@ -292,16 +293,16 @@ impl MaxBy for Option<(u32, u64)> {
 pub(super) struct Found {
     pub(super) pid: u32,
     pub(super) start: u64,
-    /// It runs no instruction: it was stopped, or has ended.
+    /// True if it executes no instruction, because it was stopped or has ended.
     pub(super) stands: bool,
 }
 
-/// Every process beneath `init`, without it.
+/// Lists every process beneath `init`, without the init.
 pub(super) fn tree(init: u32) -> Vec<Found> {
     beneath(children(init))
 }
 
-/// These, and every process beneath them.
+/// Lists these processes, and every process beneath them.
 fn beneath(mut waiting: Vec<u32>) -> Vec<Found> {
     let mut found = Vec::new();
     while let Some(pid) = waiting.pop() {
@@ -314,27 +315,27 @@ fn beneath(mut waiting: Vec<u32>) -> Vec<Found> {
     found
 }
 
-/// Whether the number still is that process's.
+/// Returns whether the number still belongs to that process.
 pub(super) fn is_same(process: &Found) -> bool {
     start_of(process.pid) == Some(process.start)
 }
 
-/// When a process started, in clock ticks since the boot.
+/// Returns the start time of a process, in clock ticks since the boot.
 pub(super) fn start_of(pid: u32) -> Option<u64> {
     Stat::of(pid).map(|stat| stat.start)
 }
 
-/// The children of all threads of a process (proc_tid_children(5)).
+/// Lists the children of all threads of a process (proc_tid_children(5)).
 fn children(pid: u32) -> Vec<u32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let texts = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
     texts.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
-/// What of proc_pid_stat(5) is used.
+/// The fields of proc_pid_stat(5) in use.
 struct Stat {
     state: u8,
-    /// Its own, and that of the children it waited for.
+    /// Time of the process and of the children that it waited for.
     cpu_ms: u64,
     threads: u64,
     start: u64,
@@ -345,12 +346,12 @@ impl Stat {
         Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// The name stands in parentheses and may hold anything: what counts is
-    /// behind the last one.
+    /// Parses the text. The name is in parentheses and may contain any byte, so the fields are
+    /// after the last parenthesis.
     fn parse(text: &[u8]) -> Option<Self> {
         let close = text.iter().rposition(|b| *b == b')')?;
         let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
-        // The first is the third field.
+        // The first field here is the third of the file.
         let fields: Vec<&str> = rest.split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
         let ticks = field(14)? + field(15)? + field(16)? + field(17)?;
@@ -363,7 +364,7 @@ impl Stat {
     }
 }
 
-/// Shared memory that a process has mapped and touched (proc_pid_status(5)).
+/// Returns the shared memory that a process has mapped and touched (proc_pid_status(5)).
 fn shared_mapped(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("RssShmem:"));
@@ -378,8 +379,8 @@ fn memory_of(pid: u32) -> u64 {
     resident.saturating_sub(shared).saturating_mul(page_size() as u64)
 }
 
-/// How many descriptors a process has open: from kernel 6.2 on the size of their
-/// directory, before it the names in it.
+/// Returns the number of open descriptors of a process: the size of their directory from kernel 6.2
+/// on, else the number of its names.
 fn open_descriptors(pid: u32) -> u64 {
     let directory = format!("/proc/{pid}/fd");
     match fs::metadata(&directory).map_or(0, |found| found.len()) {
@@ -388,8 +389,8 @@ fn open_descriptors(pid: u32) -> u64 {
     }
 }
 
-/// What a process and the children it waited for wrote, less what was removed
-/// before it got to a disk (proc_pid_io(5)).
+/// Returns the writes of a process and the children that it waited for, without data removed before
+/// it reached a disk (proc_pid_io(5)).
 fn written_by(pid: u32) -> Option<u64> {
     written_and_cancelled(pid).map(|(written, cancelled)| written.saturating_sub(cancelled))
 }
@@ -400,7 +401,7 @@ fn written_and_cancelled(pid: u32) -> Option<(u64, u64)> {
     Some((value("write_bytes:")?, value("cancelled_write_bytes:")?))
 }
 
-/// The program of a process, where it can be told.
+/// Returns the program of a process, if it can be read.
 pub(super) fn program_of(pid: u32) -> Option<std::path::PathBuf> {
     fs::read_link(format!("/proc/{pid}/exe")).ok()
 }

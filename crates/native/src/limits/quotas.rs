@@ -1,8 +1,8 @@
-//! What the kernel counts for a user as a whole. A user namespace has counts of
-//! its own, and what is taken inside counts outside for whoever made it
-//! (namespaces(7)): a run gets a share, so that something is left to the user.
+//! Quotas of the kernel for a user as a whole. A user namespace has its own counts, and usage
+//! inside also counts outside for the user who made it (namespaces(7)). So a run gets a share, and
+//! the rest is left to the user.
 //!
-//! It must not know limits but that of memory.
+//! Must not depend on limits other than memory.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -10,24 +10,24 @@ use std::fs;
 use rustix::param::page_size;
 use stockade_model::Limits;
 
-/// The run's part of what the user may have.
+/// Divisor for the run's share of the user's quota.
 const SHARE: u64 = 2;
 
-/// One of the kernel's settings for the namespaces of a run.
+/// A kernel setting for the namespaces of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
     pub(crate) file: &'static CStr,
     pub(crate) amount: CString,
 }
 
-/// The quotas of a run at level full. A setting that is not there has none.
+/// Returns the quotas of a run at level full. Skips settings that do not exist.
 pub(crate) fn quotas(limits: &Limits) -> Vec<Quota> {
     let quota = |file, amount: u64| Some(Quota { file, amount: CString::new(amount.to_string()).ok()? });
     let watches = [
         (c"/proc/sys/user/max_inotify_instances", "/proc/sys/fs/inotify/max_user_instances"),
         (c"/proc/sys/user/max_inotify_watches", "/proc/sys/fs/inotify/max_user_watches"),
     ];
-    // Segments of System V that nobody has attached are in no process's memory.
+    // Unattached System V segments are in no process's memory.
     let segments = limits.memory_bytes.map(|bytes| (c"/proc/sys/kernel/shmall", bytes / page_size() as u64));
     let watches = watches.into_iter().filter_map(|(file, of_user)| Some((file, number(of_user)? / SHARE)));
     watches.chain(segments).filter_map(|(file, amount)| quota(file, amount.max(1))).collect()

@@ -1,7 +1,7 @@
-//! What was asked about limits of a run, and what an answer does: the limit is
-//! raised where it is held, and the run goes on where it stood.
+//! Questions about limits of a run, and the effect of an answer: the mechanism raises its limit,
+//! and the frozen run continues.
 //!
-//! It must not know who answers.
+//! Must not depend on the approver.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,18 +16,18 @@ use super::halt::Halt;
 use super::resources;
 use super::watch::{Then, Watch};
 
-/// Questions about limits are numbered from here on, those about calls from 1.
+/// First number of questions about limits; questions about calls are numbered from 1.
 const FIRST: u64 = 1 << 32;
 
-/// The open questions of one run, and how it stands still for them.
+/// The open questions of one run, and its freezer.
 #[derive(Debug)]
 pub(super) struct Raising {
     halt: Halt,
     open: Vec<(HoldId, Asked)>,
     asked: u64,
-    /// What stays as it is: a no is for the whole run.
+    /// Limits that stay unchanged: a refusal applies to the whole run.
     settled: Vec<Limit>,
-    /// Becomes readable when the run goes on: whoever looks at it slept meanwhile.
+    /// Becomes readable when the run continues, to wake the thread that waits for it.
     wake: Option<Arc<OwnedFd>>,
 }
 
@@ -40,17 +40,17 @@ struct Asked {
 
 impl Raising {
     pub(super) fn new(init: u32, group: Option<Arc<Group>>) -> Self {
-        // Without one the run is looked at as soon as anything else happens.
+        // Without the descriptor, the run is checked at the next other event.
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok().map(Arc::new);
         Self { halt: Halt::new(init, group), open: Vec::new(), asked: 0, settled: Vec::new(), wake }
     }
 
-    /// Whether the run stands still for an answer.
+    /// Returns whether the run is frozen for an answer.
     pub(super) fn stands(&self) -> bool {
         !self.open.is_empty()
     }
 
-    /// Whether nobody is asked about this limit any more.
+    /// Returns whether no question about this limit is asked any more.
     pub(super) fn is_settled(&self, limit: Limit) -> bool {
         self.settled.contains(&limit)
     }
@@ -59,7 +59,7 @@ impl Raising {
         if self.open.is_empty() {
             self.halt.go_on();
             if let Some(wake) = &self.wake {
-                // It fails only where the counter is full: then it is readable.
+                // The write fails only if the counter is full, so the descriptor is readable.
                 let _ = rustix::io::write(&**wake, &1_u64.to_ne_bytes());
             }
         }
@@ -67,8 +67,8 @@ impl Raising {
 }
 
 impl Watch {
-    /// What is told of a limit that was passed: a question, for which everything
-    /// stands still from now on, or its end. Nothing where it goes on unasked.
+    /// Returns the event for an exceeded limit: a question, for which the run is frozen from now
+    /// on, or the end of the run. `None` if the run continues without a question.
     pub(super) fn ask(&mut self, limit: Limit, then: Then, denial: Denial) -> Option<AttemptEvent> {
         let can_be_higher = self.limits.get(limit).is_some_and(|amount| self.highest(limit, u64::MAX) > amount);
         let breached = |denial| (then != Then::GoesOn).then_some(AttemptEvent::Breached(denial));
@@ -85,30 +85,30 @@ impl Watch {
         Some(AttemptEvent::Held { id, denial })
     }
 
-    /// Lets the run stand still for a limit that only the engine sees passed.
+    /// Freezes the run for a limit that only the engine checks.
     pub(crate) fn stand_still(&mut self, denial: &Denial) -> Option<AttemptEvent> {
         let limit = Limit::ALL.into_iter().find(|limit| denial.is_of_limit(*limit))?;
         let asked = self.ask(limit, Then::EndsUnlessRaised, denial.clone())?;
         matches!(asked, AttemptEvent::Held { .. }).then_some(asked)
     }
 
-    /// Whether it was for a question about a limit that the command was stopped by this signal.
+    /// Returns whether this signal stopped the command because of a question about a limit.
     pub(crate) fn has_stopped(&mut self, signal: i32) -> bool {
         signal == Signal::STOP.as_raw() && self.raising.as_mut().is_some_and(|raising| raising.halt.take_untold())
     }
 
-    /// What becomes readable when the run goes on after a question.
+    /// Returns the descriptor that becomes readable when the run continues after a question.
     pub(crate) fn goes_on(&self) -> Option<Arc<OwnedFd>> {
         self.raising.as_ref()?.wake.clone()
     }
 
-    /// Whether a question of this number is about a limit.
+    /// Returns whether a question with this number is about a limit.
     pub(crate) fn is_about_limit(id: HoldId) -> bool {
         id.0 >= FIRST
     }
 
-    /// Takes an answer. What comes of it, where the run has to end: it stands still
-    /// until the signal for that is sent.
+    /// Applies an answer. Returns an event if the run must end; the run stays frozen until the
+    /// signal for that is sent.
     pub(crate) fn answer(&mut self, id: HoldId, answer: &HeldAnswer) -> Option<AttemptEvent> {
         let raising = self.raising.as_mut()?;
         let at = raising.open.iter().position(|(asked, _)| *asked == id)?;
@@ -143,7 +143,7 @@ impl Watch {
         }
     }
 
-    /// A signal was sent that may end it: it goes on, to hear it.
+    /// Thaws the run after a signal that may end it, so that it can handle the signal.
     pub(crate) fn go_on(&mut self) {
         if let Some(raising) = &mut self.raising {
             raising.open.clear();
@@ -151,7 +151,7 @@ impl Watch {
         }
     }
 
-    /// Raises a limit where it is held; why it could not be.
+    /// Raises a limit. Returns the reason on failure.
     fn raise(&mut self, limit: Limit, amount: u64) -> Option<String> {
         let amount = self.highest(limit, amount);
         let failed = self.group.as_ref().and_then(|group| group.raise(limit, amount).err());
@@ -165,7 +165,7 @@ impl Watch {
         failed
     }
 
-    /// So much of it, where the machine has that much.
+    /// Returns the amount, reduced to the capacity of the machine.
     fn highest(&self, limit: Limit, amount: u64) -> u64 {
         let mut limits = self.limits.clone();
         limits.set(limit, amount);

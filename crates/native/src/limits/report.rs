@@ -1,4 +1,4 @@
-//! Which mechanism holds which limit, and how that is said.
+//! The mechanism of each limit, and its text in the report.
 
 use stockade_model::{LayerReport, LayerState, Level, Limit, Limits};
 
@@ -7,33 +7,33 @@ use super::group::Group;
 use super::halt;
 use super::resources::holds_processes;
 
-/// What holds a limit.
+/// Mechanism that enforces a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
     /// The kernel, for the whole run.
     Group,
-    /// The kernel, for each process; what is told beside it is watched.
+    /// The kernel, for each process; the watch reports processes that reach the limit.
     Resource,
-    /// The kernel counts the user's processes.
+    /// The kernel's count of the user's processes.
     UserCount,
     /// The size of the private filesystem.
     Filesystem,
     /// The engine's clock.
     Clock,
-    /// What reads the output.
+    /// The reader of the output.
     Capture,
-    /// The watch: it may be exceeded for a moment.
+    /// The watch: the limit may be exceeded for a moment.
     Watch,
-    /// The watch, with what others do on the same filesystem.
+    /// The watch, including the changes of other processes on the same filesystem.
     WatchedFilesystem,
-    /// What is written there counts as disk.
+    /// Writes there count as disk.
     AsDisk,
-    /// Nothing here.
+    /// No mechanism on this machine.
     Nothing,
 }
 
 impl Holder {
-    /// How it holds `limit`, and whether that is all that was asked for.
+    /// Returns the text for `limit`, and whether the limit is fully enforced.
     fn text(self, limit: Limit, group: Option<&Group>) -> (&'static str, bool) {
         let one = group.is_some_and(|group| group.is_v1(limit));
         match self {
@@ -53,7 +53,7 @@ impl Holder {
     }
 }
 
-/// Who holds each of `limits`.
+/// Returns the mechanism of each of `limits`.
 pub(super) fn holders(limits: &Limits, level: Level, group: Option<&Group>) -> Vec<(Limit, u64, Holder)> {
     let in_group = |limit| group.is_some_and(|group| group.holds(limit));
     let holder = |limit| match limit {
@@ -63,7 +63,7 @@ pub(super) fn holders(limits: &Limits, level: Level, group: Option<&Group>) -> V
         Limit::Temp if level == Level::Full => Holder::Filesystem,
         Limit::Temp => Holder::AsDisk,
         Limit::OpenFiles | Limit::FileSize => Holder::Resource,
-        // Without a namespace of its own it counts what the user has elsewhere.
+        // Without a namespace of its own, the kernel also counts the user's other processes.
         Limit::Processes if holds_processes() && level == Level::Full => Holder::UserCount,
         Limit::Memory | Limit::Processes | Limit::CpuTime | Limit::Disk => Holder::Watch,
         Limit::Inodes => Holder::WatchedFilesystem,
@@ -72,7 +72,7 @@ pub(super) fn holders(limits: &Limits, level: Level, group: Option<&Group>) -> V
     limits.each().map(|(limit, amount)| (limit, amount, holder(limit))).collect()
 }
 
-/// Which of `tried` a group holds.
+/// Reports which of `tried` a group enforces.
 pub(super) fn survey(tried: &[Limit], group: &Group) -> (LayerState, String) {
     let text = |limit: &Limit| match group.refused(*limit) {
         _ if group.holds(*limit) => format!("{limit}: {}", Holder::Group.text(*limit, Some(group)).0),
@@ -83,7 +83,7 @@ pub(super) fn survey(tried: &[Limit], group: &Group) -> (LayerState, String) {
     (state, tried.iter().map(text).collect::<Vec<_>>().join("; "))
 }
 
-/// One line of the enforcement report.
+/// Makes one line of the enforcement report.
 pub(super) fn report(holders: &[(Limit, u64, Holder)], group: Option<&Group>, file_size: Option<u64>) -> LayerReport {
     let mut parts = vec!["no core dumps".to_owned()];
     let mut whole = true;
@@ -97,15 +97,16 @@ pub(super) fn report(holders: &[(Limit, u64, Holder)], group: Option<&Group>, fi
     LayerReport { state, detail: parts.join("; ") }
 }
 
-/// By how much the watched limit of the disk may be passed, and what of it the kernel holds.
+/// Returns by how much the watched disk limit may be exceeded, and the part that the kernel
+/// enforces.
 fn of_disk(file_size: Option<u64>) -> String {
     let file = file_size.map(|bytes| format!("; no new file grows beyond {} (each process)", Limit::Disk.text(bytes)));
     let overshoot = Limit::Disk.text(OVERSHOOT_BYTES);
     format!(", may be passed by about {overshoot} for each writer{}", file.unwrap_or_default())
 }
 
-/// Which limits a yes raises while the run stands still; for more of the others it
-/// runs again.
+/// Returns the limits that an approval raises while the run is frozen. For more of the other
+/// limits, the command must run again.
 pub(super) fn raised_in_place(holders: &[(Limit, u64, Holder)], group: Option<&Group>) -> String {
     let can = |(limit, _, holder): &&(Limit, u64, Holder)| match holder {
         Holder::Clock | Holder::Watch | Holder::WatchedFilesystem => true,
@@ -148,7 +149,7 @@ mod tests {
         insta_like(&report.detail);
     }
 
-    /// Every limit once, with its amount.
+    /// Checks that every limit appears once, with its amount.
     fn insta_like(detail: &str) {
         for limit in Limit::ALL {
             let line = format!("{limit} {}: ", limit.text(4096));

@@ -1,5 +1,4 @@
-//! Resource limits of each process (getrlimit(2)), and amounts that the machine
-//! itself bounds.
+//! Resource limits of each process (getrlimit(2)), and limits set by the machine itself.
 
 use std::fs;
 use std::path::Path;
@@ -11,17 +10,17 @@ use stockade_model::{Level, Limits};
 use super::file_size::file_size;
 use crate::descriptors;
 
-/// Bytes of the private temp for each file in it.
+/// Bytes of the private temporary filesystem for each file in it.
 const TEMP_BYTES_PER_FILE: u64 = 4096;
-/// Fewest files of a private temp: what the sandbox itself needs, and some more.
+/// Fewest files of a private temporary filesystem: the files of the sandbox itself, and some more.
 const TEMP_FILES_MIN: u64 = 1024;
 
 /// `f_type` of filesystems in memory (linux/magic.h).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
-/// A limit beyond what the machine has would hold nothing: an eighth of the
-/// memory is left to everything else.
+/// Reduces the memory limit to seven eighths of the machine's memory. A larger limit would have no
+/// effect; the rest is left to other programs.
 pub(super) fn within_machine(limits: &mut Limits) {
     let machine = sysinfo();
     let total = (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit).max(1));
@@ -30,8 +29,8 @@ pub(super) fn within_machine(limits: &mut Limits) {
     }
 }
 
-/// The resource limits for `limits`. They only go down. No core dumps: the
-/// host's handler would run on them. `asks`: somebody may be asked for more than they are.
+/// Returns the resource limits for `limits`, which never exceed those of this process. Disables
+/// core dumps, because the host's handler would process them. `asks`: an approver may raise limits.
 pub(crate) fn resource_limits(limits: &Limits, level: Level, asks: bool) -> Vec<(Resource, Rlimit)> {
     let mut all = vec![lowered(Resource::Core, 0)];
     all.extend(descriptors::before().map(|limit| (Resource::Nofile, limit)));
@@ -43,7 +42,7 @@ pub(crate) fn resource_limits(limits: &Limits, level: Level, asks: bool) -> Vec<
     all
 }
 
-/// How many descriptors each process may have open, where that is limited.
+/// Returns the limit of open descriptors for each process, if there is one.
 pub(super) fn open_files(limits: &Limits) -> Option<u64> {
     let wanted = limits.open_files?;
     Some(lowered(Resource::Nofile, wanted).1.current.unwrap_or(wanted))
@@ -55,14 +54,15 @@ fn lowered(resource: Resource, wanted: u64) -> (Resource, Rlimit) {
     (resource, Rlimit { current: lower(own.current), maximum: lower(own.maximum) })
 }
 
-/// The kernel never holds its first user to RLIMIT_NPROC (fork(2)).
+/// Returns whether RLIMIT_NPROC applies to this user. The kernel never applies it to root
+/// (fork(2)).
 pub(super) fn holds_processes() -> bool {
     !geteuid().is_root()
 }
 
-/// What RLIMIT_NPROC counts beside the run: from kernel 5.14 on a user namespace
-/// has a count of its own, in which there is the init; otherwise all that the
-/// user has, which is not more than all there is.
+/// Returns the number of processes that RLIMIT_NPROC counts besides the run. From kernel 5.14 on a
+/// user namespace has its own count, which contains the init. Otherwise the kernel counts all
+/// processes of the user, for which the number of all processes of the machine is an upper bound.
 fn counted_already(level: Level) -> u64 {
     if level == Level::Full && kernel_is_at_least(5, 14) {
         return 1;
@@ -80,23 +80,23 @@ fn kernel_is_at_least(major: u32, minor: u32) -> bool {
     own >= (major, minor)
 }
 
-/// How many files a private temp of `bytes` may hold.
+/// Returns the most files of a private temporary filesystem of `bytes`.
 pub(crate) fn temp_inodes(bytes: u64) -> u64 {
     (bytes / TEMP_BYTES_PER_FILE).max(TEMP_FILES_MIN)
 }
 
-/// Room on a filesystem.
+/// Free space of a filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) total_bytes: u64,
     pub(super) free_bytes: u64,
-    /// Whether it lies in memory: what is written there never goes to a disk.
+    /// True for a filesystem in memory: its writes never reach a disk.
     pub(super) in_memory: bool,
-    /// None where the filesystem makes them as it needs them.
+    /// `None` if the filesystem makes inodes on demand.
     pub(super) files: Option<Files>,
 }
 
-/// Files of a filesystem.
+/// Number of files of a filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Files {
     pub(super) total: u64,
@@ -104,7 +104,7 @@ pub(super) struct Files {
 }
 
 impl Room {
-    /// Of the filesystem that holds `path`.
+    /// Returns the free space of the filesystem that contains `path`.
     pub(super) fn at(path: &Path) -> Option<Self> {
         let stat = rustix::fs::statvfs(path).ok()?;
         let kind = rustix::fs::statfs(path).ok()?.f_type;
@@ -121,14 +121,14 @@ impl Room {
 /// Memory of the machine, in bytes (proc_meminfo(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MachineMemory {
-    /// What programs could still have.
+    /// Memory available to programs.
     pub(super) available_bytes: u64,
-    /// What may be shared, and files in memory.
+    /// Shared memory, and files in memory.
     pub(super) shared_bytes: u64,
 }
 
 impl MachineMemory {
-    /// As it is now.
+    /// Reads the present values.
     pub(super) fn now() -> Option<Self> {
         let text = fs::read_to_string("/proc/meminfo").ok()?;
         let bytes = |name: &str| {

@@ -1,10 +1,9 @@
-//! A part of the control groups, from the user's service manager: a transient scope
-//! with delegation, into which this process and the run's first one are moved
-//! (`StartTransientUnit` of org.freedesktop.systemd1(5), through `busctl`).
+//! Control groups from the user's service manager: a transient scope with delegation. This process
+//! and the run's first process are moved into it (`StartTransientUnit` of
+//! org.freedesktop.systemd1(5), through `busctl`).
 //!
-//! For an ordinary user whose own group belongs to somebody else, and only where a
-//! run would be refused without. Everything waits for so long at most; where it
-//! fails nothing has changed.
+//! Used for an ordinary user whose own group belongs to another user, and only if the run would be
+//! refused otherwise. Every wait has a deadline. After a failure the run has no group.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -18,19 +17,19 @@ use rustix::process::geteuid;
 
 use super::processes::tree;
 
-/// Where the program that speaks to the manager is. A user's PATH is not asked.
+/// Paths of the bus client. The user's PATH is not used.
 const BUSCTL: [&str; 2] = ["/usr/bin/busctl", "/bin/busctl"];
-/// How long the manager may take, with all that is asked of it.
+/// Time-out for all requests to the manager together.
 const GIVEN_WITHIN: Duration = Duration::from_secs(15);
-/// Between two looks.
+/// Interval between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// The group in the scope in which its first processes are: a group with processes
-/// gives no controllers to those beneath it.
+/// Group in the scope for its first processes, because a group with processes cannot pass
+/// controllers to nested groups.
 const FRONT: &str = "front";
 
 static ASKED: AtomicU32 = AtomicU32::new(0);
 
-/// What there is to be asked.
+/// The service manager of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Manager {
     busctl: PathBuf,
@@ -38,7 +37,7 @@ pub(super) struct Manager {
 }
 
 impl Manager {
-    /// The manager of this user, where one runs.
+    /// Returns the manager of this user, if one runs.
     pub(super) fn of_user() -> Option<Self> {
         let user = geteuid();
         if user.is_root() {
@@ -52,17 +51,17 @@ impl Manager {
         is_there.then_some(Self { busctl, runtime })
     }
 
-    /// Has this process and all of `init` moved into a scope of their own.
+    /// Moves this process and all processes of `init` into a scope of their own.
     ///
     /// # Errors
-    /// Why that was not to be had, for a person.
+    /// The reason for the failure, for display.
     pub(super) fn give_scope(&self, init: u32) -> Result<(), String> {
         let until = Instant::now() + GIVEN_WITHIN;
         let own = std::process::id();
         let name = format!("stockade-{own}-{}.scope", ASKED.fetch_add(1, Ordering::Relaxed));
         self.call(&start(&name, &[own, init]), until)?;
         let scope = await_in(own, &name, until)?;
-        // What was forked while the manager moved the others is still where it was.
+        // Processes forked while the manager moved the others are still in the old group.
         for straggler in self.run(own, init).into_iter().filter(|pid| !is_in(*pid, &name)) {
             self.call(&attach(&name, straggler), until)?;
             await_in(straggler, &name, until)?;
@@ -72,7 +71,7 @@ impl Manager {
         let entrance = front.join("cgroup.procs");
         let members = || fs::read_to_string(scope.join("cgroup.procs")).unwrap_or_default();
         while let Some(pid) = members().lines().next() {
-            // It may have ended meanwhile.
+            // The process may have ended meanwhile.
             let _ = fs::write(&entrance, pid);
             if Instant::now() > until {
                 return Err("its processes could not be moved in time".to_owned());
@@ -81,13 +80,13 @@ impl Manager {
         Ok(())
     }
 
-    /// This process, the run's first and what that has made.
+    /// Lists this process, the run's init and the processes beneath it.
     fn run(&self, own: u32, init: u32) -> Vec<u32> {
         let beneath = tree(init).into_iter().map(|process| process.pid);
         [own, init].into_iter().chain(beneath).collect()
     }
 
-    /// Calls the manager, which refuses with an exit code.
+    /// Calls the manager, which reports a refusal by an exit code.
     #[allow(clippy::disallowed_methods, reason = "the manager's own client, and nothing of a run")]
     fn call(&self, words: &[String], until: Instant) -> Result<(), String> {
         let bus = format!("unix:path={}", self.runtime.join("bus").display());
@@ -123,8 +122,8 @@ impl Manager {
     }
 }
 
-/// `StartTransientUnit(name, mode, properties, auxiliary units)`: a property is a
-/// name and a variant.
+/// Returns the words of `StartTransientUnit(name, mode, properties, auxiliary units)`: a property
+/// is a name and a variant.
 fn start(name: &str, pids: &[u32]) -> Vec<String> {
     let mut words: Vec<String> =
         ["StartTransientUnit", "ssa(sv)a(sa(sv))", name, "fail", "4"].map(str::to_owned).into();
@@ -137,12 +136,12 @@ fn start(name: &str, pids: &[u32]) -> Vec<String> {
     words
 }
 
-/// `AttachProcessesToUnit(name, subgroup, processes)`.
+/// Returns the words of `AttachProcessesToUnit(name, subgroup, processes)`.
 fn attach(name: &str, pid: u32) -> Vec<String> {
     ["AttachProcessesToUnit", "ssau", name, "", "1", &pid.to_string()].map(str::to_owned).into()
 }
 
-/// Waits until a process is in the scope; the directory of that.
+/// Waits until a process is in the scope; returns the scope's directory.
 fn await_in(pid: u32, name: &str, until: Instant) -> Result<PathBuf, String> {
     loop {
         if let Some(path) = group_of(pid).filter(|path| path.ends_with(name)) {
@@ -157,11 +156,11 @@ fn await_in(pid: u32, name: &str, until: Instant) -> Result<PathBuf, String> {
 }
 
 fn is_in(pid: u32, name: &str) -> bool {
-    // One that is gone needs no scope.
+    // A process that has ended needs no scope.
     group_of(pid).is_none_or(|path| path.ends_with(name))
 }
 
-/// The group of a process in version 2.
+/// Returns the version 2 group of a process.
 fn group_of(pid: u32) -> Option<PathBuf> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("0::")).map(PathBuf::from)

@@ -1,7 +1,7 @@
-//! Looks at what a run uses, again and again, and tells when it is too much.
-//! How often depends on what a look costs, and for what is written on how much is left
-//! (`disk`). It ends nothing itself; where somebody may be asked it lets the run stand
-//! still until the answer (`raising`), and a run that is to end writes no more.
+//! Polls the usage of a run, and reports when a limit is exceeded. The interval depends on the cost
+//! of a check, and for writes on the remaining limit (`disk`). The watch ends no process itself. If
+//! an approver can raise the limit, the run is frozen until the answer (`raising`). A run that must
+//! end cannot write any more.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,46 +21,47 @@ use super::raising::Raising;
 use super::report::Holder;
 use super::resources::{self, Files, MachineMemory, Room};
 
-/// How long between two looks at least.
+/// Shortest interval between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// A look may take this part of the time between two.
+/// A check may take at most one part in this number of the interval.
 const LOOK_SHARE: u32 = 50;
-/// How long between two looks at most: what is not held meanwhile is named as watched.
+/// Longest interval between two checks; limits that may be exceeded meanwhile are reported as
+/// watched.
 const LOOK_EVERY_MOST: Duration = Duration::from_secs(5);
-/// Part of a disk, and of its files, that a run leaves to the host.
+/// Divisor for the part of a disk, and of its files, that a run leaves to the host.
 const RESERVE_PART: u64 = 20;
-/// No more than this of it. Of memory as much, where no group holds it.
+/// Upper bound of that part. Without a group, the watch leaves half as much memory to the host.
 const RESERVE_BYTES_MAX: u64 = 1 << 30;
 const RESERVE_FILES_MAX: u64 = 50_000;
-/// Part of its memory that may be taken as shared before that is looked for.
+/// Divisor for the part of its memory that may be shared before shared memory is counted.
 const SHARED_PART: u64 = 4;
-/// Part of its memory that is left when somebody is asked for more: at the limit
-/// itself the kernel ends a process and asks nobody.
+/// Divisor for the memory that is left when an approver is asked for more. At the limit itself, the
+/// kernel kills a process without asking.
 const MEMORY_LEFT_PART: u64 = 8;
 
-/// The watch over one run. Dropping it takes away the run's group.
+/// The watch over one run. Removes the run's group on drop.
 #[derive(Debug)]
 pub(crate) struct Watch {
     pub(super) limits: Limits,
     pub(super) group: Option<Arc<Group>>,
     watched: Vec<Limit>,
-    /// What the kernel holds each process to, and tells nobody of.
+    /// Limit of open descriptors, which the kernel enforces for each process without a report.
     open_files: Option<u64>,
     census: Census,
     workspace: PathBuf,
     room: Option<Room>,
-    /// The machine's memory at the start, where the watch alone holds the limit.
+    /// The machine's memory at the start, if only the watch enforces the limit.
     memory: Option<MachineMemory>,
     next: Instant,
-    /// When what was written is counted beside the looks at all limits.
+    /// Schedule for counting writes between the checks of all limits.
     disk: Option<DiskPace>,
     pub(super) told: bool,
-    /// Processes that were ended for want of memory, and told.
+    /// Processes that were killed for lack of memory and have been reported.
     kills_before: u64,
     peak: Peak,
-    /// Forks that had failed when somebody was last asked for more.
+    /// Failed forks when an approver was last asked for more.
     pub(super) forks_refused: u64,
-    /// None where nobody is asked.
+    /// `None` if no approver can be asked.
     pub(super) raising: Option<Raising>,
 }
 
@@ -69,19 +70,19 @@ struct Peak {
     processes: u64,
     memory_bytes: u64,
     written_bytes: u64,
-    /// The first process that was seen with as many as it may have.
+    /// The first process that had as many descriptors as it may have.
     full_of_descriptors: Option<(u32, Option<RawText>)>,
 }
 
-/// What a run used, beyond what its init knows, and what was refused quietly.
+/// Usage of a run beyond the init's own report, and refusals that the kernel does not report.
 #[derive(Debug, Default)]
 pub(crate) struct Spent {
     pub(crate) denials: Vec<Denial>,
-    /// The limit that ended it, where the kernel had done so.
+    /// The limit that ended the run, if the kernel enforced it.
     pub(crate) breach: Option<Denial>,
 }
 
-/// A limit that was passed, or nearly so.
+/// A limit that was exceeded, or nearly so.
 pub(super) struct Passed {
     pub(super) limit: Limit,
     value: String,
@@ -89,14 +90,14 @@ pub(super) struct Passed {
     pub(super) then: Then,
 }
 
-/// What follows when a limit stays as it is.
+/// Effect if a limit is not raised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
-    /// The run ends, and no higher limit would help now.
+    /// The run ends, and a higher limit would not help now.
     Ends,
     /// The run ends, unless the limit is raised.
     EndsUnlessRaised,
-    /// It goes on: the kernel holds the limit.
+    /// The run continues: the kernel enforces the limit.
     GoesOn,
 }
 
@@ -126,7 +127,7 @@ impl Watch {
         }
     }
 
-    /// How long until there is something to look at; none where there never is.
+    /// Returns the time until the next check; `None` if no check is needed.
     pub(crate) fn next_look(&self) -> Option<Duration> {
         let stands = self.raising.as_ref().is_some_and(Raising::stands);
         let looks =
@@ -135,8 +136,7 @@ impl Watch {
         looks.then(|| self.disk.as_ref().map_or(next, |disk| next.min(disk.until_next())))
     }
 
-    /// Looks, if it is time; a limit that was passed is told once, or as often as it
-    /// is raised.
+    /// Checks the limits, if it is time. Reports an exceeded limit once, or again after each raise.
     pub(crate) fn look(&mut self) -> Option<AttemptEvent> {
         if self.next_look()? > Duration::ZERO {
             return None;
@@ -160,30 +160,30 @@ impl Watch {
         told
     }
 
-    /// Until it ends, a run that passed its limit of the disk writes no more: it is asked
-    /// to end first, and does not have to.
+    /// Prevents further writes of a run that exceeded its disk limit. The run is first asked to
+    /// end, and might ignore that.
     pub(super) fn stop_writing(&self, limit: Limit) {
         if limit == Limit::Disk && self.disk.is_some() {
             refuse_writes(|| self.census.processes());
         }
     }
 
-    /// Files may be as large as the limits say now.
+    /// Raises the file size limits to the present limits.
     pub(super) fn raise_files(&self) {
         let size = file_size(&self.limits, true);
         size.iter().for_each(|size| raise_file_size(|| self.census.processes(), size));
     }
 
-    /// The init says that those which it has reaped wrote so much.
+    /// Records the writes of all processes that the init has reaped.
     pub(crate) fn init_counted(&mut self, bytes: u64) {
         self.census.init_counted(bytes);
     }
 
-    /// Looks on after a limit was passed: what was is not told again.
+    /// Resumes checking after an exceeded limit. Earlier kills are not reported again.
     pub(crate) fn rearm(&mut self) {
         self.kills_before = self.counted().out_of_memory_kills;
         self.told = false;
-        // What was written stays: those that are ended for it get the time for that.
+        // The written size stays; processes that must end because of it get time to do so.
         self.disk.iter_mut().for_each(|disk| disk.pause(LOOK_EVERY));
     }
 
@@ -215,8 +215,8 @@ impl Watch {
             .or_else(|| self.over(Limit::CpuTime, tally.cpu_ms, None))
     }
 
-    /// Whether more was written than may be: what its processes wrote, where it can be that
-    /// much, or what lies on a filesystem in memory.
+    /// Checks whether more was written than allowed. Counts the writes of the processes if they can
+    /// be that much, or the usage of a filesystem in memory.
     fn disk_passed(&mut self) -> Option<Passed> {
         let limit = self.limits.disk_bytes?;
         let may_have_passed = self.disk.as_mut()?.may_have_passed(limit);
@@ -232,7 +232,7 @@ impl Watch {
         self.over(Limit::Disk, self.peak.written_bytes, tally.busiest_writer.map(|(pid, _)| pid))
     }
 
-    /// Looks at every process, and keeps the most that was seen.
+    /// Counts the usage of every process, and keeps the maximum.
     fn count(&mut self, look: Look) -> Tally {
         let tally = self.census.take(look);
         self.remember(&tally);
@@ -256,15 +256,15 @@ impl Watch {
         self.group.as_ref().map(|group| group.counted()).unwrap_or_default()
     }
 
-    /// A watched limit that `value` is beyond.
+    /// Returns a watched limit that `value` exceeds.
     fn over(&self, limit: Limit, value: u64, pid: Option<u32>) -> Option<Passed> {
         let amount = self.limits.get(limit).filter(|_| self.watched.contains(&limit))?;
         let then = Then::EndsUnlessRaised;
         (value > amount).then(|| Passed { limit, value: format!("{} were used", limit.text(value)), pid, then })
     }
 
-    /// Of what the kernel holds by itself: forks failed, or memory is nearly used
-    /// up. Only where somebody may be asked for more.
+    /// Checks limits that the kernel enforces: failed forks, or memory nearly used up. Used only if
+    /// an approver may raise them.
     fn held_by_kernel(&mut self, counted: &Counted) -> Option<Passed> {
         let asks = |limit| self.raising.as_ref().is_some_and(|raising| !raising.is_settled(limit));
         let then = Then::GoesOn;
@@ -279,15 +279,15 @@ impl Watch {
         (used > amount - amount / MEMORY_LEFT_PART).then_some(Passed { limit: Limit::Memory, value, pid: None, then })
     }
 
-    /// The kernel ended a process for want of memory.
+    /// Checks whether the kernel killed a process for lack of memory.
     fn killed(&self, counted: &Counted) -> Option<Passed> {
         let kills = counted.out_of_memory_kills.saturating_sub(self.kills_before);
         let value = format!("out of memory: the kernel ended {kills} of its processes");
         (kills > 0).then_some(Passed { limit: Limit::Memory, value, pid: None, then: Then::Ends })
     }
 
-    /// The filesystem of the workspace has less left than is the host's, or what
-    /// was put on it is too much.
+    /// Checks whether the filesystem of the workspace has less space left than the host's reserve,
+    /// or whether too much was written to it.
     fn room_passed(&self) -> Option<Passed> {
         let before = self.room?;
         let now = Room::at(&self.workspace)?;
@@ -297,7 +297,7 @@ impl Watch {
 
     fn bytes_passed(&self, before: Room, now: Room) -> Option<Passed> {
         let reserve = (before.total_bytes / RESERVE_PART).min(RESERVE_BYTES_MAX);
-        // Where there was less before, the run would be to blame for nothing.
+        // If less was free before the run, the run is not the cause.
         if self.watched.contains(&Limit::Disk) && before.free_bytes >= reserve && now.free_bytes < reserve {
             let left = Limit::Disk.text(now.free_bytes >> 20 << 20);
             let value = format!("the disk is nearly full: {left} are left of {}", Limit::Disk.text(before.total_bytes));
@@ -316,8 +316,8 @@ impl Watch {
         self.over(Limit::Inodes, before.free.saturating_sub(now.free), None)
     }
 
-    /// The machine has less memory left than is the host's. Not all that a run
-    /// takes shows in its processes.
+    /// Checks whether the machine has less memory left than half of [`RESERVE_BYTES_MAX`]. Some
+    /// memory of a run is not visible in its processes.
     fn memory_short(&self, now: MachineMemory) -> Option<Passed> {
         let (before, now) = (self.memory?.available_bytes, now.available_bytes);
         let value = format!("the machine is nearly out of memory: {} are left", text_of(now));
@@ -325,8 +325,8 @@ impl Watch {
         short.then_some(Passed { limit: Limit::Memory, value, pid: None, then: Then::Ends })
     }
 
-    /// Somebody on the machine took so much memory that can be shared that it is
-    /// worth looking for it.
+    /// Returns whether shared memory of the machine has grown so much that the run's part must be
+    /// counted.
     fn may_share_much(&self, now: MachineMemory) -> bool {
         let before = self.memory.map_or(0, |before| before.shared_bytes);
         let worth = self.limits.memory_bytes.map_or(u64::MAX, |bytes| bytes / SHARED_PART);
@@ -339,7 +339,8 @@ impl Watch {
         self.limit_denial(limit, &value, (pid, program))
     }
 
-    /// The kernel does not tell that it refused a fork for its count.
+    /// Returns whether the run used all its processes. The kernel does not report a fork refused
+    /// for its count.
     fn was_full_of_processes(&self) -> bool {
         self.limits.processes.is_some_and(|amount| self.peak.processes >= amount)
     }
@@ -348,8 +349,8 @@ impl Watch {
         Denial { pid, program, ..Denial::of_limit(limit, self.limits.get(limit), value) }
     }
 
-    /// The end: adds to `usage` what was counted, and tells what the kernel
-    /// refused; `by` is the signal that ended the command.
+    /// Ends the watch: adds the counters to `usage`, and returns the refusals of the kernel; `by`
+    /// is the signal that ended the command.
     pub(crate) fn end(&mut self, usage: &mut Usage, by: Option<i32>) -> Spent {
         let counted = self.counted();
         let group = self.group.is_some();
@@ -373,14 +374,14 @@ impl Watch {
             let denial = self.limit_denial(Limit::Processes, "no more could be made", (None, None));
             spent.denials.push(Denial { count: refused, ..denial });
         }
-        // The kernel tells nobody but the process.
+        // The kernel reports this only to the process.
         if let Some((pid, program)) = self.peak.full_of_descriptors.take() {
             spent.denials.push(self.limit_denial(Limit::OpenFiles, "no more could be opened", (Some(pid), program)));
         }
         if !self.told {
             self.told = true;
-            // A file that may not grow ends its writer sooner than anybody looks. Where there is
-            // a question about that it was asked while the run went on.
+            // The size limit of a file ends its writer before a check sees the file. If an approver
+            // can be asked about it, the question came while the run was active.
             let written = self.disk.as_ref().filter(|_| self.raising.is_none()).map(|_| self.peak.written_bytes);
             let over = || self.over(Limit::Disk, written?, None);
             spent.breach = self.killed(&counted).or_else(over).map(|passed| self.denial(passed));
@@ -394,14 +395,14 @@ impl Watch {
     }
 }
 
-/// What this thread used of a processor so far: on a busy machine a look takes longer
-/// than it costs.
+/// Returns the processor time of this thread, because on a busy machine the elapsed time of a check
+/// exceeds its cost.
 fn processor_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(now.tv_sec).unwrap_or_default(), u32::try_from(now.tv_nsec).unwrap_or_default())
 }
 
-/// Memory, to the whole mebibyte.
+/// Formats memory, rounded down to a whole mebibyte.
 fn text_of(bytes: u64) -> String {
     Limit::Memory.text(bytes >> 20 << 20)
 }

@@ -1,7 +1,6 @@
-//! Carries out the steps of a decided commit, and takes them back. Each step
-//! looks first whether it was done, so both can be repeated after any
-//! interruption. What is in the way and was not there when the commit was made
-//! ready is never replaced: the step fails, and the commit is undone.
+//! Carries out the steps of a decided commit, and undoes them. Each step first checks whether it
+//! was done, so both can be repeated after any interruption. An object that appeared at a path
+//! after the preparation is never replaced: the step fails, and the commit is undone.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,17 +14,17 @@ use super::journal::{Settings, Step};
 use super::watch::{Point, Watch};
 use stockade_files::object::{Kind, Mark, Object, Time, directory_beneath, names, os};
 
-/// Levels of a directory that goes which are looked into.
+/// Most levels of a directory to be removed that are scanned.
 const DEPTH_MAX: usize = 400;
 
-/// Where the steps work.
+/// Directories and checks that the steps use.
 pub(super) struct Ground<'a> {
     pub workspace: BorrowedFd<'a>,
     pub depot: BorrowedFd<'a>,
-    /// What was changed after this was not looked at when the commit was decided.
+    /// Start of the conflict check; later changes were not checked before the decision.
     pub checked: Time,
-    /// Says why what was just put at a path does not stay. The path was free before where the
-    /// second is set; otherwise only what lies beneath it is new.
+    /// Returns an error if the object that was just put at a path must be removed again. The flag
+    /// is true if the path was free before; otherwise only the content beneath it is new.
     pub stays: &'a dyn Fn(&Path, bool) -> Result<(), PathError>,
 }
 
@@ -39,8 +38,8 @@ pub(super) fn forward(ground: &Ground<'_>, steps: &[Step], watch: &mut dyn Watch
     Ok(())
 }
 
-/// Takes all steps back, the last one first. Times of directories are changed by
-/// what is moved in them, so they are put back at the end.
+/// Undoes all steps, the last one first. Moves change the times of directories, so these are
+/// restored at the end.
 pub(super) fn backward(ground: &Ground<'_>, steps: &[Step], watch: &mut dyn Watch) -> Result<(), PathError> {
     for step in steps.iter().rev() {
         ground.take_back(step, watch)?;
@@ -51,7 +50,7 @@ pub(super) fn backward(ground: &Ground<'_>, steps: &[Step], watch: &mut dyn Watc
             ground.set(path.as_path(), *inode, before)?;
         }
     }
-    // Only then: what was opened up may be needed to get to the others.
+    // Last, because the other paths may be reachable only through directories that were opened up.
     for step in steps.iter().rev() {
         if let Step::Open { path, before } = step {
             ground.set_mode(path.as_path(), *before)?;
@@ -79,7 +78,7 @@ impl Ground<'_> {
         }
     }
 
-    /// The directory of a path and what is there.
+    /// Opens the parent directory of a path and looks up its last name.
     fn place<'p>(&self, path: &'p Path) -> Result<Place<'p>, PathError> {
         let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else {
             return Err(PathError::because(path, "it cannot be replaced"));
@@ -107,8 +106,8 @@ impl Ground<'_> {
         }
     }
 
-    /// Between the look and the move somebody may have changed it, or put
-    /// something in it. Out of reach now, it is looked at once more.
+    /// Checks a removed object again in the commit area, out of reach of other processes. Between
+    /// the check and the move another process may have changed it, or put an entry in it.
     fn must_be_old(&self, place: &Place<'_>, slot: &str, old: &Mark) -> Result<(), PathError> {
         let moved = self.in_depot(slot, place.path)?;
         let moved = moved.ok_or_else(|| PathError::new(place.path, Errno::NOENT))?;
@@ -119,7 +118,7 @@ impl Ground<'_> {
         Err(meanwhile(place.path))
     }
 
-    /// Whether something in a directory is newer than the look for conflicts.
+    /// Returns whether an entry of a directory is newer than the conflict check.
     fn holds_newer(&self, directory: &Object, path: &Path, depth: usize) -> Result<bool, PathError> {
         if !directory.is_directory() {
             return Ok(false);
@@ -154,7 +153,7 @@ impl Ground<'_> {
             return Err(PathError::because(path, "its new content is gone"));
         }
         let Some(there) = &place.there else {
-            // An old one was moved aside before an interruption, or is gone by itself.
+            // The old object was moved away before an interruption, or another process removed it.
             place.take_from(self.depot, &name)?;
             return self.must_stay(&place, new, old.is_none(), || place.move_to(self.depot, &name));
         };
@@ -171,7 +170,7 @@ impl Ground<'_> {
             }
             Err(errno) => return Err(PathError::new(path, errno)),
         }
-        // Between the look and the exchange somebody may have put another one.
+        // Between the check and the exchange another process may have put a different object.
         let came_out = self.in_depot(&name, path)?;
         if !came_out.is_some_and(|object| old.is_some_and(|old| is_the_same(&object, old))) {
             place.exchange(self.depot, &name).at(path)?;
@@ -180,9 +179,9 @@ impl Ground<'_> {
         self.must_stay(&place, new, false, || place.exchange(self.depot, &name).at(path))
     }
 
-    /// Looks at what was just put. Its directory may have got another name meanwhile, or
-    /// somebody may have put something beside it with which it means more: then it goes,
-    /// out of the directory that is held, wherever that is now.
+    /// Checks the object that was just put. Meanwhile its directory may have been renamed, or
+    /// another process may have put a file beside it that makes it protected. Then the object is
+    /// removed again, from the open directory, wherever that directory is now.
     fn must_stay(
         &self,
         place: &Place<'_>,
@@ -227,7 +226,7 @@ impl Ground<'_> {
         }
         match self.in_depot(&name, path)? {
             Some(object) if object.inode() == old.inode => place.exchange(self.depot, &name).at(path),
-            // It was gone by itself.
+            // Another process had removed the old object.
             _ => place.move_to(self.depot, &name),
         }
     }
@@ -253,7 +252,7 @@ impl Ground<'_> {
     }
 }
 
-/// Sets what is to be set, the time last: everything else changes it.
+/// Sets the given metadata, the time last because every other change updates it.
 pub(super) fn apply_settings(object: &Object, settings: &Settings) -> Result<(), Errno> {
     if let Some(wanted) = &settings.attributes {
         let present = object.attributes()?;
@@ -272,7 +271,7 @@ pub(super) fn apply_settings(object: &Object, settings: &Settings) -> Result<(),
     settings.modified.map_or(Ok(()), |time| object.set_modified(time))
 }
 
-/// A name of the workspace, its directory held.
+/// A name in the workspace, with its parent directory open.
 struct Place<'p> {
     path: &'p Path,
     directory: OwnedFd,
@@ -301,10 +300,10 @@ impl Place<'_> {
     }
 }
 
-/// Moves a name to where there is none.
+/// Moves a name to a free name.
 fn move_name(from: BorrowedFd<'_>, old: &OsStr, to: BorrowedFd<'_>, new: &OsStr) -> Result<(), Errno> {
     match renameat_with(from, old, to, new, RenameFlags::NOREPLACE) {
-        // Not every filesystem has the flag.
+        // Some filesystems do not support the flag.
         Err(Errno::INVAL | Errno::NOSYS) => match Object::find(to, new)? {
             Some(_) => Err(Errno::EXIST),
             None => rustix::fs::renameat(from, old, to, new),
@@ -313,9 +312,8 @@ fn move_name(from: BorrowedFd<'_>, old: &OsStr, to: BorrowedFd<'_>, new: &OsStr)
     }
 }
 
-/// Whether it is the object that was marked, unchanged. Its change time moves
-/// with its name, so it says nothing here; a directory's content is judged
-/// before.
+/// Returns whether the object is the marked one, unchanged. Ignores the change time (`ctime`),
+/// which moves with the name. The content of a directory is checked before.
 fn is_the_same(object: &Object, mark: &Mark) -> bool {
     object.inode() == mark.inode
         && object.kind() == mark.kind
@@ -326,12 +324,12 @@ fn meanwhile(path: &Path) -> PathError {
     PathError::because(path, "it changed in the workspace at this moment")
 }
 
-/// The name of a slot.
+/// Returns the name of a slot.
 pub(super) fn slot_name(slot: u32) -> String {
     slot.to_string()
 }
 
-/// Where the old object goes on filesystems that cannot exchange names.
+/// Returns the name of the old object on filesystems that cannot exchange names.
 fn aside(slot: u32) -> String {
     format!("{slot}.old")
 }

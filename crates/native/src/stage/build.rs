@@ -1,9 +1,9 @@
-//! Makes the new objects of a commit ready in its depot, each whole: content
-//! with its holes, mode, time, attributes, names that share a file. The
-//! workspace is not touched, nor is what it holds read.
+//! Prepares the new objects of a commit in its commit area. Each object is complete: content with
+//! its holes, mode, time, attributes, names that share a file. Leaves the workspace untouched and
+//! does not read its content.
 //!
-//! Where stage and workspace lie on one filesystem, the new object is the
-//! staged one under a second name, so nothing is copied.
+//! If stage and workspace are on one filesystem, the new object is the staged one under a second
+//! name (hard link), so nothing is copied.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -25,23 +25,23 @@ use super::journal::Settings;
 use super::watch::{Point, Watch};
 use stockade_files::object::{Kind, Object, Time, names, os};
 
-/// Up to so many files are flushed one by one, more with the whole filesystem.
+/// Most files that are flushed one by one; if there are more, the whole filesystem is flushed.
 const FLUSHED_SINGLY_MAX: usize = 64;
 /// Bytes copied at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Makes objects in a depot.
+/// Makes objects in a commit area.
 pub(super) struct Builder<'a> {
     pub upper: BorrowedFd<'a>,
     pub workspace: BorrowedFd<'a>,
     pub depot: BorrowedFd<'a>,
-    /// Whether the depot shares a filesystem with the stage.
+    /// True if the commit area shares a filesystem with the stage.
     pub links: bool,
-    /// Whether nothing of the stage is left afterwards.
+    /// True if nothing of the stage is left afterwards.
     pub is_whole: bool,
-    /// Paths that shall be made, with the directories that lead to them.
+    /// Paths to make, with the directories above them.
     pub wanted: &'a BTreeSet<PathBuf>,
-    /// A name in the workspace with the content of a staged file, by inode.
+    /// For each inode of a staged file: a name in the workspace with the same content.
     pub unchanged_names: &'a HashMap<u64, PathBuf>,
     pub watch: &'a mut dyn Watch,
     made: HashMap<u64, OwnedFd>,
@@ -50,12 +50,12 @@ pub(super) struct Builder<'a> {
     built: usize,
 }
 
-/// What lies in a slot.
+/// Object in a slot of the commit area.
 pub(super) struct Slot {
     pub number: u32,
     pub inode: u64,
-    /// Set once it is in its place: a directory is open until then, because it
-    /// could not be moved otherwise.
+    /// Metadata to set after the object is moved to its path. Until then a directory is open to its
+    /// owner, because it could not be moved otherwise.
     pub settings: Option<Settings>,
 }
 
@@ -83,13 +83,13 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A number for something that will be moved into the depot.
+    /// Reserves a number for an object that will be moved into the commit area.
     pub fn reserve(&mut self) -> u32 {
         self.slots += 1;
         self.slots - 1
     }
 
-    /// Makes what is staged at `path`, with everything wanted beneath it.
+    /// Makes the object that is staged at `path`, with all wanted objects beneath it.
     pub fn build(&mut self, path: &Path) -> Result<Slot, PathError> {
         let number = self.reserve();
         let staged = Object::beneath(self.upper, path).at(path)?;
@@ -106,7 +106,7 @@ impl<'a> Builder<'a> {
         Ok(Slot { number, inode: object.inode(), settings })
     }
 
-    /// Makes one object. The settings of a directory are left to the caller.
+    /// Makes one object. The caller sets the metadata of a directory.
     fn make(
         &mut self,
         staged: Object,
@@ -157,22 +157,23 @@ impl<'a> Builder<'a> {
     }
 
     fn make_leaf(&mut self, staged: &Object, path: &Path, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), PathError> {
-        // The file has a name in the workspace already that stays: this is to
-        // be another name of it.
+        // The file already has a name in the workspace that stays, so this name becomes another
+        // link.
         if let Some(other) = self.unchanged_names.get(&staged.inode())
             && let Some(there) = Object::beneath(self.workspace, other).at(other)?
             && same_name(&there, into, name).is_ok()
         {
             return Ok(());
         }
-        // With another name in what stays staged, the workspace could change that later.
+        // If another link to the file remains in the stage, a later write to either would change
+        // both.
         if self.links && (self.is_whole || staged.stat.st_nlink == 1) {
             let own = staged.overlay_attributes().at(path)?;
             let remove = || own.iter().try_for_each(|attribute| staged.remove_attribute(attribute));
             staged.opened_up(remove).at(path)?;
             match same_name(staged, into, name) {
                 Ok(()) => return self.flush_later(staged, path),
-                // Too many names, or links to it are not allowed: copy.
+                // Too many links, or links to it are not allowed: copy.
                 Err(Errno::MLINK | Errno::PERM | Errno::XDEV | Errno::OPNOTSUPP) => {}
                 Err(errno) => return Err(PathError::new(path, errno)),
             }
@@ -198,7 +199,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Everything made so far is on the disk when this returns.
+    /// Flushes all objects made so far to the disk.
     pub fn flush(&mut self) -> Result<(), PathError> {
         let path = Path::new("");
         let flushed_singly = self.flush.len() <= FLUSHED_SINGLY_MAX
@@ -221,7 +222,7 @@ fn find(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Object, Errno> {
     Object::find(directory, name)?.ok_or(Errno::NOENT)
 }
 
-/// A new object that nobody can tell from `model`, which is no directory.
+/// Copies an object that is not a directory, with owner, mode, time and attributes.
 pub(super) fn duplicate(model: &Object, into: BorrowedFd<'_>, name: &OsStr) -> Result<Object, Errno> {
     copy(model, into, name)?;
     let made = find(into, name)?;
@@ -235,7 +236,7 @@ pub(super) fn duplicate(model: &Object, into: BorrowedFd<'_>, name: &OsStr) -> R
     Ok(made)
 }
 
-/// Gives what was made the owner of what it was made from, where it is another.
+/// Sets the owner of a new object to that of its model, if they differ.
 pub(super) fn own(made: &Object, model: &Object) -> Result<(), Errno> {
     let (user, group) = (model.stat.st_uid, model.stat.st_gid);
     if (user, group) == (made.stat.st_uid, made.stat.st_gid) {
@@ -245,13 +246,13 @@ pub(super) fn own(made: &Object, model: &Object) -> Result<(), Errno> {
     chownat(&made.fd, c"", Some(user), Some(group), AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW)
 }
 
-/// Gives an object that is held one more name.
+/// Gives an open object one more name.
 fn same_name(object: &Object, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
     let path = DescriptorPath::new(object.fd.as_fd());
     linkat(CWD, path.as_c_str(), into, name, AtFlags::SYMLINK_FOLLOW)
 }
 
-/// A new object of the same kind and content.
+/// Makes a new object of the same kind and content.
 fn copy(staged: &Object, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
     match staged.kind() {
         Kind::File => copy_file(staged, into, name),
@@ -272,16 +273,16 @@ fn copy_file(staged: &Object, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), 
     copy_data(&from, &to, staged.size())
 }
 
-/// Copies what is there and leaves holes where there are some.
+/// Copies the data of a file and keeps its holes.
 fn copy_data(from: &File, to: &File, size: u64) -> Result<(), Errno> {
     ftruncate(to, size)?;
     let mut at = 0;
     while at < size {
         let start = match seek(from, SeekFrom::Data(at)) {
             Ok(start) => start,
-            // Nothing but a hole is left.
+            // Only a hole is left.
             Err(Errno::NXIO) => return Ok(()),
-            // Not every filesystem knows of holes.
+            // Some filesystems do not support holes.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
             Err(errno) => return Err(errno),
         };
@@ -309,12 +310,12 @@ fn copy_range(from: &File, to: &File, start: u64, end: u64) -> Result<(), Errno>
     Ok(())
 }
 
-/// Settings of a directory that something is moved in or out of.
+/// Returns the metadata of a directory before a name is moved in or out of it.
 pub(super) fn settings_of(object: &Object) -> Settings {
     Settings { mode: Some(object.mode()), modified: Some(object.modified()), attributes: None }
 }
 
-/// The later of two times.
+/// Returns the later of two times.
 pub(super) fn later(one: Time, other: Time) -> Time {
     one.max(other)
 }

@@ -1,14 +1,13 @@
-//! What a stage would change: read from the overlay's upper directory, compared
-//! with the workspace as it is now. Only reads.
+//! The changes of a stage: the overlay's upper directory compared with the workspace as it is now.
+//! Reads only, except that unreadable directories of the stage are opened up meanwhile.
 //!
-//! An overlay marks what is gone with a device of number 0/0 (a whiteout), and a
-//! directory that hides the one below as opaque. With `userxattr`, which a user
-//! namespace needs, its marks are attributes `user.overlay.*`; renames of
-//! directories and copies of mere metadata are off, so every other object in the
-//! upper directory is whole (Documentation/filesystems/overlayfs.rst).
+//! An overlay marks a removed path with a device of number 0/0 (a whiteout), and a directory that
+//! hides the one below as opaque. With `userxattr`, which a user namespace needs, its marks are
+//! attributes `user.overlay.*`. Renames of directories and copies of mere metadata are off, so
+//! every other object in the upper directory is whole (Documentation/filesystems/overlayfs.rst).
 //!
-//! Opening a file for writing copies it up, whether or not it is written. What
-//! is the same above and below is therefore no change.
+//! Opening a file for writing copies it up, even if it is not written. So an object that is equal
+//! above and below is not a change.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::AsFd;
@@ -21,39 +20,39 @@ use stockade_sys::Errno;
 use super::error::{At, PathError};
 use stockade_files::object::{Attributes, Kind, Mark, OVERLAY_ATTRIBUTES, Object, Time, names, os, same_content};
 
-/// Levels of directories that are looked into: each holds two descriptors.
+/// Most levels of directories that are scanned, because each level holds two descriptors.
 const DEPTH_MAX: usize = 200;
 /// Most changes of one stage.
 const CHANGES_MAX: usize = 2_000_000;
-/// Where the mode of a directory is kept while it is opened up to be read.
+/// Attribute that keeps the mode of a directory while the directory is opened up for reading.
 const KEPT_MODE: &[u8] = b"user.overlay.stockade-mode";
 
-/// How a path changes.
+/// Type of the change of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
-    /// It is new.
+    /// The path is new.
     Added,
-    /// It goes, with everything beneath it.
+    /// The path is removed, with everything beneath it.
     Removed,
-    /// Its bytes change, or where the link leads.
+    /// The bytes of the file or the target of the symbolic link change.
     Modified,
-    /// It becomes another kind of object; everything beneath the old one goes.
+    /// The path becomes another kind of object; everything beneath the old object is removed.
     Replaced,
-    /// Only its mode, times or attributes change.
+    /// Only the mode, times or attributes change.
     Metadata,
 }
 
-/// What somebody may want to know of an object.
+/// Metadata of an object, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
-    /// What it is.
+    /// File type.
     pub kind: Kind,
-    /// Permission bits and the three special ones.
+    /// Permission bits and the three special bits.
     pub mode: u32,
-    /// In bytes; of a link, the length of its text.
+    /// Size in bytes; for a symbolic link, the length of its target.
     pub size: u64,
-    /// When its content last changed.
+    /// Time of the last change of the content.
     pub modified: Time,
 }
 
@@ -63,65 +62,64 @@ impl Facts {
     }
 }
 
-/// One change.
+/// A change of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Relative to the workspace; empty for its root.
+    /// Path relative to the workspace; empty for its root.
     pub path: PathBuf,
-    /// How.
+    /// Type of the change.
     pub how: How,
-    /// What the stage holds; absent where the path goes.
+    /// Object in the stage; absent if the path is removed.
     pub staged: Option<Facts>,
-    /// What the workspace holds now; absent where there is nothing.
+    /// Object in the workspace now; absent if there is none.
     pub present: Option<Facts>,
-    /// For a file of which the workspace has other names too: those names keep
-    /// what they show, because an overlay cannot know them.
+    /// True for a file with further names (hard links) in the workspace. An overlay does not know
+    /// these names, so they keep their old content.
     pub other_names: bool,
-    /// A directory whose time changed because something in it did. Taken along
-    /// with a whole commit, and not worth showing.
+    /// True for a directory whose time changed only because an entry in it did. A whole commit
+    /// includes it; lists do not show it.
     pub is_incidental: bool,
     pub(super) below: Option<Mark>,
     pub(super) attributes: Option<Attributes>,
 }
 
-/// All changes of a stage, parents before what is in them.
+/// All changes of a stage, each directory before its entries.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
-    /// In the order of their paths.
+    /// Changes, sorted by path.
     pub list: Vec<Change>,
-    /// For files with several names in the stage: one of them whose content is
-    /// that of the workspace, by inode.
+    /// For staged files with several names: one of the names whose content equals that of the
+    /// workspace, by inode.
     pub(super) unchanged_names: HashMap<u64, PathBuf>,
-    /// Directories of the stage that the workspace has as well.
+    /// Directories that exist both in the stage and in the workspace.
     pub(super) merged: BTreeMap<PathBuf, Merged>,
-    /// Directories that were opened up, and stay so while anybody looks at these
-    /// changes.
+    /// Directories that were opened up, and stay so as long as these changes are in use.
     opened: Vec<Arc<Readable>>,
 }
 
-/// A directory that both have.
+/// Times of a directory that exists in both trees.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Merged {
-    /// When the stage's was last changed.
+    /// Modification time of the directory in the stage.
     pub modified: Time,
-    /// When anything about the workspace's last changed.
+    /// Change time (`ctime`) of the directory in the workspace.
     pub changed_below: Time,
 }
 
 impl Changes {
-    /// Nothing that anybody would want to see, or keep.
+    /// Returns whether there is no change to show or to keep.
     pub fn is_empty(&self) -> bool {
         self.list.iter().all(|change| change.is_incidental)
     }
 
-    /// How many there are to see.
+    /// Returns the number of changes to show.
     pub fn count(&self) -> usize {
         self.list.iter().filter(|change| !change.is_incidental).count()
     }
 }
 
-/// Compares `upper` with `lower`. Paths in `settled` are done with. A directory
-/// whose time is later than `began` has it from what happened inside it.
+/// Compares `upper` with `lower`. Skips the paths in `settled`. A directory time later than `began`
+/// comes from changes of entries during the run.
 pub(super) fn changes(
     upper: Object,
     lower: Object,
@@ -138,11 +136,11 @@ pub(super) fn changes(
     Ok(scan.found)
 }
 
-/// Where in the stage a directory lies.
+/// Position of a directory in the stage.
 #[derive(Clone, Copy)]
 struct Below {
-    /// It, or one above it, hides what is below: a directory that was made in a
-    /// new one carries no mark of its own.
+    /// The directory, or one above it, hides the lower directory. A directory that was made in a
+    /// new directory has no mark of its own.
     opaque: bool,
     depth: usize,
 }
@@ -154,7 +152,7 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// Two directories that show as one.
+    /// Compares two directories that the overlay merges.
     fn merged(&mut self, upper: &Readable, lower: &Object, path: &Path, below: Below) -> Result<(), PathError> {
         limit(below.depth, self.found.list.len(), path)?;
         let opaque = below.opaque || is_opaque(&upper.object).at(path)?;
@@ -202,7 +200,7 @@ impl Scan<'_> {
         }
     }
 
-    /// What the workspace does not have, or has as something else.
+    /// Adds an object that the workspace lacks or has as another kind.
     fn added(
         &mut self,
         staged: Object,
@@ -235,7 +233,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Two objects of one kind that are no directories.
+    /// Compares two objects of one kind that are not directories.
     fn both(&mut self, staged: &Object, present: &Object, path: &Path) -> Result<(), PathError> {
         let same = staged.opened_up(|| same_content(staged, present)).at(path)?;
         if same && staged.stat.st_nlink > 1 && !self.settled.contains(path) {
@@ -243,7 +241,7 @@ impl Scan<'_> {
         }
         let mut change = Change::new(path, How::Modified, Some((staged, staged.mode())), Some(present));
         if same {
-            // The time of a link is not worth a change: nothing looks at it.
+            // The time of a symbolic link alone is not a change, because no program depends on it.
             let timed = staged.kind() != Kind::Link && staged.modified() != present.modified();
             let attributes = staged.opened_up(|| staged.attributes()).at(path)?;
             if !timed && staged.mode() == present.mode() && attributes == present.attributes().at(path)? {
@@ -282,7 +280,7 @@ impl Scan<'_> {
 }
 
 impl Change {
-    /// One that is only looked at, not made.
+    /// Makes a change that is only displayed, not applied.
     pub fn for_show(path: impl Into<PathBuf>, how: How, staged: Option<Facts>, present: Option<Facts>) -> Self {
         Self {
             path: path.into(),
@@ -329,9 +327,9 @@ fn is_opaque(directory: &Object) -> Result<bool, Errno> {
     Ok(directory.attribute(&name)?.is_some_and(|value| value == b"y"))
 }
 
-/// A directory of the stage whose names can be read and looked up, whatever its
-/// mode says; whoever opened it up puts the mode back when it is dropped. If that
-/// never happens, it is read from where it was kept.
+/// A staged directory whose entries can be read and looked up, whatever its mode is. Restores the
+/// mode on drop if this value changed it. If the drop never runs, the mode is read from the
+/// attribute [`KEPT_MODE`].
 #[derive(Debug)]
 pub(super) struct Readable {
     pub object: Object,
@@ -363,7 +361,7 @@ impl Readable {
 impl Drop for Readable {
     fn drop(&mut self) {
         if self.opened && self.object.remove_attribute(KEPT_MODE).is_ok() {
-            // Nothing more can be done here; the mode is only wider than it was.
+            // No recovery is possible here; the mode is only wider than before.
             let _ = self.object.set_mode(self.mode);
         }
     }

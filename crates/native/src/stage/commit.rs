@@ -1,10 +1,10 @@
 //! Commit, discard and recover.
 //!
-//! A commit makes all new objects ready beside the workspace, writes down what
-//! it will do (the decision), then only exchanges names and sets modes and
-//! times, and last clears up. Cut off before the decision, nothing has happened;
-//! after it, [`recover`] finishes, and where it cannot, takes everything back.
-//! So after recovery the workspace is what it was or what it was to become.
+//! A commit prepares all new objects beside the workspace and writes a journal of its steps (the
+//! decision). Then it only exchanges names and sets modes and times, and last removes its files.
+//! Before the decision an interruption leaves the workspace unchanged. After the decision
+//! [`Stage::recover`] finishes the commit, or undoes it if it cannot finish. So after recovery the
+//! workspace is either in its old or in its new state.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -26,59 +26,59 @@ use super::select::{Guard, Held, choose, named};
 use super::watch::{Point, Unwatched, Watch};
 use stockade_files::object::{Object, directory_beneath};
 
-/// Up to so many directories are flushed one by one.
+/// Most directories that are flushed one by one.
 const FLUSHED_SINGLY_MAX: usize = 32;
 
-/// What is to be committed.
+/// Paths to commit.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Relative to the workspace; nothing means everything.
+    /// Paths relative to the workspace; empty for all changes.
     pub paths: Vec<PathBuf>,
-    /// Protected paths that were agreed to, relative to the workspace. As with
-    /// grants, a yes stops at the next protected name.
+    /// Protected paths that the user approved, relative to the workspace. As with grants, an
+    /// approval ends at the next protected name.
     pub agreed: Vec<PathBuf>,
 }
 
-/// What became of a commit.
+/// Result of a commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
-    /// Paths that the workspace now has as the stage had them.
+    /// Paths that now have the staged content.
     pub paths: Vec<PathBuf>,
-    /// What was left in the stage.
+    /// Changes left in the stage.
     pub held: Vec<Held>,
-    /// Nothing is staged any more: the stage is gone.
+    /// True if nothing is staged any more, so the stage was removed.
     pub is_gone: bool,
 }
 
-/// What became of a commit that was cut off.
+/// Result of the recovery of an interrupted commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovered {
-    /// Of which stage.
+    /// Id of the stage.
     pub id: StageId,
-    /// Which of the two it came to.
+    /// How the commit ended.
     pub end: End,
 }
 
-/// How a commit that was cut off ended.
+/// How an interrupted commit ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It was finished: the workspace is as it was to become.
+    /// The commit was finished: the workspace is in its new state.
     Finished,
-    /// It was undone: the workspace is as it was. The reason is why it could
-    /// not be finished.
+    /// The commit was undone: the workspace is in its old state. The error is the reason why the
+    /// commit could not be finished.
     Undone(PathError),
-    /// It had not been decided: only its preparations were removed.
+    /// The commit had not been decided: only its preparations were removed.
     Unbegun,
-    /// It was a run without an overlay: what it made is in the stage, and the
-    /// workspace is as it was.
+    /// A run without an overlay was interrupted: its changes are in the stage, and the workspace is
+    /// in its old state.
     PutBack,
 }
 
 impl Stage {
-    /// What it would change.
+    /// Returns the changes of the stage.
     ///
     /// # Errors
-    /// Where stage or workspace cannot be read.
+    /// [`StageError`] if the stage or workspace cannot be read.
     pub fn changes(&self) -> Result<Changes, StageError> {
         let upper = Object::of(self.part(UPPER)?).at(Path::new(UPPER))?;
         let lower = Object::of(self.open_workspace()?).at(self.workspace())?;
@@ -86,10 +86,10 @@ impl Stage {
         Ok(changes(upper, lower, &settled, self.meta.began)?)
     }
 
-    /// Which of `changes` the workspace has changed meanwhile, too.
+    /// Returns those of `changes` whose paths the workspace has changed meanwhile, too.
     ///
     /// # Errors
-    /// Where stage or workspace cannot be read.
+    /// [`StageError`] if the stage or workspace cannot be read.
     pub fn conflicts(&self, changes: &Changes) -> Result<Vec<Conflict>, StageError> {
         let list: Vec<&Change> = changes.list.iter().collect();
         Ok(self.conflicts_of(&list)?)
@@ -110,19 +110,19 @@ impl Stage {
         Ok(found)
     }
 
-    /// Which of `changes` a commit would leave in the stage.
+    /// Returns those of `changes` that a commit would leave in the stage.
     ///
     /// # Errors
-    /// Where stage or workspace cannot be read.
+    /// [`CommitError`] if the stage or workspace cannot be read.
     pub fn held(&self, changes: &Changes) -> Result<Vec<Held>, CommitError> {
         let (upper, lower) = (self.part(UPPER)?, self.open_workspace()?);
         Ok(choose(changes, &[], &Guard::new(self, &[], upper.as_fd(), lower.as_fd())?)?.held)
     }
 
-    /// Puts what is wanted into the workspace.
+    /// Puts the wanted changes into the workspace.
     ///
     /// # Errors
-    /// [`CommitError`]; the workspace is as it was, unless it says otherwise.
+    /// [`CommitError`]; the workspace is unchanged, unless the error reports otherwise.
     pub fn commit(self, wanted: &Wanted, watch: &mut dyn Watch) -> Result<Committed, CommitError> {
         if journal::is_there(self.directory.as_fd()) {
             return Err(StageError::CutOff(self.id().clone()).into());
@@ -162,7 +162,7 @@ impl Stage {
         let journal = match prepared {
             Ok(journal) => journal,
             Err(error) => {
-                // What is left is removed by the next recovery.
+                // The next recovery removes any remains.
                 let _ = journal::forget(&self).and_then(|()| clear_depots(&self));
                 return Err(CommitError::Prepare(error));
             }
@@ -183,8 +183,8 @@ impl Stage {
         Ok(Committed { paths, held, is_gone })
     }
 
-    /// Forgets what is staged at and beneath the named paths, or everything.
-    /// Gives the paths forgotten, and whether the stage is gone.
+    /// Discards the changes at and beneath the named paths, or all changes. Returns the discarded
+    /// paths, and whether the stage was removed.
     ///
     /// # Errors
     /// [`CommitError::Nothing`] for a path at which nothing is staged.
@@ -193,7 +193,7 @@ impl Stage {
             return Err(StageError::CutOff(self.id().clone()).into());
         }
         let all = match self.changes() {
-            // Everything can be forgotten, also what cannot be read.
+            // Discarding all changes must work even if the stage cannot be read.
             Err(_) if paths.is_empty() => {
                 self.remove()?;
                 return Ok((Vec::new(), true));
@@ -213,10 +213,10 @@ impl Stage {
         Ok((forgotten, is_gone))
     }
 
-    /// Finishes or undoes a commit that was cut off. `None` where none was.
+    /// Finishes or undoes an interrupted commit. Returns `None` if there was none.
     ///
     /// # Errors
-    /// [`CommitError::Stuck`] where neither can be done.
+    /// [`CommitError::Stuck`] if neither is possible.
     pub fn recover(mut self, watch: &mut dyn Watch) -> Result<Option<Recovered>, CommitError> {
         let id = self.id().clone();
         if self.put_back().map_err(StageError::Read)? {
@@ -250,7 +250,7 @@ impl Stage {
     }
 }
 
-/// What a [`StageError`] about a tree says of a path.
+/// Converts a [`StageError`] about a tree to the error of a path.
 pub(super) fn unreadable(error: StageError) -> PathError {
     match error {
         StageError::Workspace { why, .. } | StageError::Read(why) => why,
@@ -258,7 +258,8 @@ pub(super) fn unreadable(error: StageError) -> PathError {
     }
 }
 
-/// Judges once more what a step has just put at a path, with all that lies in it.
+/// Returns a function that checks again the object that a step just put at a path, with its
+/// content.
 fn looks_again(guard: &Guard<'_>, journal: &Journal) -> impl Fn(&Path, bool) -> Result<(), PathError> {
     let settled: BTreeSet<&Path> = journal.settled.iter().map(|path| path.as_path()).collect();
     move |put, is_new| {
@@ -270,7 +271,7 @@ fn looks_again(guard: &Guard<'_>, journal: &Journal) -> impl Fn(&Path, bool) -> 
     }
 }
 
-/// All steps, durable.
+/// Carries out all steps and makes them durable.
 fn carry_out(stage: &Stage, ground: &Ground<'_>, journal: &Journal, watch: &mut dyn Watch) -> Result<(), PathError> {
     forward(ground, &journal.steps, watch)?;
     flush(ground, journal)?;
@@ -279,14 +280,14 @@ fn carry_out(stage: &Stage, ground: &Ground<'_>, journal: &Journal, watch: &mut 
 }
 
 fn undo(stage: &Stage, ground: &Ground<'_>, journal: &Journal, watch: &mut dyn Watch) -> Result<(), PathError> {
-    // Once it is marked as done it is done, whatever came after.
+    // Recovery never undoes a commit that is marked as done.
     backward(ground, &journal.steps, watch)?;
     flush(ground, journal)?;
     journal::forget(stage)?;
     clear_depots(stage).map(drop)
 }
 
-/// Clears up after a commit that is done. Gives whether the stage is gone.
+/// Cleans up after a finished commit. Returns whether the stage was removed.
 fn finish(stage: Stage, journal: &Journal, watch: &mut dyn Watch) -> Result<bool, CommitError> {
     clear_depots(&stage)?;
     watch.reached(Point::Emptied).at(Path::new(DEPOT))?;
@@ -300,7 +301,7 @@ fn finish(stage: Stage, journal: &Journal, watch: &mut dyn Watch) -> Result<bool
     Ok(false)
 }
 
-/// The directories that were changed are on the disk when this returns.
+/// Flushes the changed directories to the disk.
 fn flush(ground: &Ground<'_>, journal: &Journal) -> Result<(), PathError> {
     let root = Path::new("");
     let readable = |path: &Path| {
@@ -319,12 +320,12 @@ fn flush(ground: &Ground<'_>, journal: &Journal) -> Result<(), PathError> {
     }
 }
 
-/// Finishes or undoes every commit that was cut off and that nobody works on;
-/// with `workspace`, only those in it.
+/// Finishes or undoes every interrupted commit whose stage no process has locked. With `workspace`,
+/// only those of that workspace.
 ///
 /// # Errors
-/// The first that could be neither finished nor undone; the others are not
-/// looked at.
+/// [`CommitError`] of the first commit that could be neither finished nor undone; later ones are
+/// not examined.
 pub fn recover_all(stages: &Stages, workspace: Option<&Path>) -> Result<Vec<Recovered>, CommitError> {
     stages.sweep();
     let mut found = Vec::new();

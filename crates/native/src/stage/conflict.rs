@@ -1,23 +1,21 @@
-//! Did the workspace change meanwhile, where a stage would change it?
+//! Detects whether the workspace changed meanwhile at paths that a stage would change.
 //!
-//! The kernel gives no hook for an overlay's copies, so there are two sources,
-//! and neither costs anything for what is not touched:
+//! The kernel has no hook for an overlay's copies, so there are two sources. Neither costs anything
+//! for paths that are not touched:
 //!
-//! 1. **The time of the stage.** Whatever was changed in the workspace since the
-//!    stage was made has a later change time (`ctime`), which no program can
-//!    set; making a stage waits until the clock that files get their times from
-//!    has passed it. What is older is unchanged.
-//! 2. **The witness.** Every change that a run makes in its workspace passes
-//!    through the broker. Before the first change of a path, the broker's witness
-//!    notes what lies below: its mark and the digest of its content. What has a
-//!    later time but still the noted content (it was touched, or changed and
-//!    changed back) is no conflict; what was there and is gone is one.
+//! 1. **The time of the stage.** An object that was changed in the workspace since the stage was
+//!    made has a later change time (`ctime`), which no program can set. Making a stage waits until
+//!    the clock of file times has passed its time. Older objects are unchanged.
+//! 2. **The baseline recorder** ([`Witness`]). Every change that a run makes in its workspace
+//!    passes through the broker. Before the first change of a path, the recorder notes the lower
+//!    object: its mark and the digest of its content. A later time with the noted content (the
+//!    object was touched, or changed and changed back) is no conflict. A noted object that no
+//!    longer exists is a conflict.
 //!
-//! An index of the whole workspace at the start would say the same, at the cost
-//! of a walk before every run. A later time without a note is a conflict, and so
-//! is everything that cannot be told: what is reported wrongly costs a question,
-//! what is overwritten wrongly costs somebody's work. Two trees that agree
-//! already are none.
+//! An index of the whole workspace at the start would give the same result, at the cost of a walk
+//! before every run. A later time without a note is a conflict, and so is every undecidable case. A
+//! false report costs a question, but a false overwrite costs a user's work. Two trees with equal
+//! content are no conflict.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -38,34 +36,34 @@ use super::place::Stage;
 use stockade_files::object::{Kind, Mark, Object, Time, names, os, same_content};
 
 const TOUCHED: &str = "touched";
-/// Files up to this size are digested before their first change, while their
-/// writer waits. Of larger ones only the mark is noted.
+/// Size limit of files that are digested before their first change, because the writer waits
+/// meanwhile. For larger files only the mark is noted.
 const DIGEST_LIMIT_BYTES: u64 = 1 << 20;
-/// Paths that are noted; what comes later is judged by its time alone.
+/// Most paths that are noted; later ones are checked by their time alone.
 const NOTES_MAX: usize = 200_000;
-/// Levels of a directory that is to be removed which are looked into.
+/// Most levels of a directory to be removed that are scanned.
 const DEPTH_MAX: usize = 400;
 
-/// A path where the workspace and the stage changed both.
+/// A path that both the workspace and the stage changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
-    /// Relative to the workspace.
+    /// Path relative to the workspace.
     pub path: PathBuf,
-    /// How the stage would change it.
+    /// Type of the staged change.
     pub how: How,
-    /// What happened in the workspace.
+    /// Type of the change in the workspace.
     pub meanwhile: Meanwhile,
 }
 
-/// What happened in the workspace since the stage was made.
+/// Change in the workspace since the stage was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Meanwhile {
-    /// Something was put there.
+    /// An object was created.
     Created,
-    /// It was changed.
+    /// The object was changed.
     Changed,
-    /// It was removed.
+    /// The object was removed.
     Removed,
 }
 
@@ -80,17 +78,17 @@ impl fmt::Display for Conflict {
     }
 }
 
-/// What lay below when a path was first changed.
+/// The lower object at the first change of a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Note {
     path: RawText,
-    /// Absent where there was nothing.
+    /// Absent if there was no object.
     mark: Option<Mark>,
-    /// Of a file's bytes or a link's text.
+    /// Digest of the file's bytes or of the link's target.
     digest: Option<String>,
 }
 
-/// Notes what lies in the workspace before it is first changed in the stage.
+/// Baseline recorder: notes an object of the workspace before its first change in the stage.
 #[derive(Debug)]
 pub struct Witness {
     workspace: OwnedFd,
@@ -100,10 +98,10 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// A witness for the run that writes to `stage`.
+    /// Makes the recorder for the run that writes to `stage`.
     ///
     /// # Errors
-    /// Where the workspace or the notes cannot be opened.
+    /// [`StageError`] if the workspace or the notes cannot be opened.
     pub fn new(stage: &Stage) -> Result<Self, StageError> {
         let workspace = stage.open_workspace()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -116,11 +114,11 @@ impl Witness {
         })
     }
 
-    /// To be called before the object at the absolute `path` is changed. Paths
-    /// outside the workspace are not its matter.
+    /// Notes the object at the absolute `path`; call it before the object is changed. Ignores paths
+    /// outside the workspace.
     ///
     /// # Errors
-    /// Where the note cannot be written: the change must not be made then.
+    /// [`PathError`] if the note cannot be written: the change must not be made then.
     pub fn before_change(&mut self, path: &Path) -> Result<(), PathError> {
         let Ok(path) = path.strip_prefix(&self.root) else { return Ok(()) };
         if path.as_os_str().is_empty() || self.seen.len() >= NOTES_MAX || self.seen.contains(path) {
@@ -129,7 +127,7 @@ impl Witness {
         let note = note(self.workspace.as_fd(), path).at(path)?;
         serde_json::to_writer(&mut self.out, &note).map_err(std::io::Error::from).at(path)?;
         self.out.write_all(b"\n").at(path)?;
-        // The process may be killed: what was noted must not be lost with it.
+        // The process may be killed, but its notes must not be lost.
         self.out.flush().at(path)?;
         self.seen.insert(path.to_owned());
         Ok(())
@@ -138,7 +136,7 @@ impl Witness {
 
 fn note(workspace: rustix::fd::BorrowedFd<'_>, path: &Path) -> Result<Note, Errno> {
     let object = match Object::beneath(workspace, path) {
-        // What cannot be looked at from outside cannot be told later either.
+        // An object that cannot be read from outside cannot be checked later either.
         Err(Errno::ACCESS) => None,
         other => other?,
     };
@@ -146,7 +144,7 @@ fn note(workspace: rustix::fd::BorrowedFd<'_>, path: &Path) -> Result<Note, Errn
     Ok(Note { path: path.into(), mark: object.map(|o| o.mark()), digest })
 }
 
-/// The digest of what an object holds, where it is not too large or closed.
+/// Returns the digest of an object's content; `None` if it is too large or unreadable.
 fn digest(object: &Object) -> Result<Option<String>, Errno> {
     let mut state = Sha256::new();
     match object.kind() {
@@ -168,15 +166,15 @@ fn digest(object: &Object) -> Result<Option<String>, Errno> {
     Ok(Some(state.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
 }
 
-/// Finds conflicts of one stage.
+/// Conflict check of one stage.
 pub(super) struct Judge {
     began: Time,
     notes: HashMap<PathBuf, Note>,
 }
 
 impl Judge {
-    /// Reads what the witness noted. A last line that was cut off is not there:
-    /// its change was never made.
+    /// Reads the notes of the baseline recorder. Ignores an incomplete last line, because its
+    /// change was never made.
     pub fn new(stage: &Stage) -> Result<Self, PathError> {
         let text = stage.read_whole(TOUCHED)?.unwrap_or_default();
         let mut notes = HashMap::new();
@@ -193,7 +191,7 @@ impl Judge {
         Ok(Self { began: stage.meta.compared.unwrap_or(stage.meta.began), notes })
     }
 
-    /// What stands against `change`, with both objects as they are now.
+    /// Returns the conflict of `change`, given both objects as they are now.
     pub fn conflict(
         &self,
         change: &Change,
@@ -217,7 +215,7 @@ impl Judge {
         matters.then(|| (change.path.clone(), Meanwhile::Removed))
     }
 
-    /// Both changed to the same.
+    /// Returns whether both sides have the same content.
     fn agree(&self, change: &Change, staged: Option<&Object>, present: &Object) -> Result<bool, PathError> {
         let Some(staged) = staged else { return Ok(false) };
         if staged.is_directory() || staged.mode() != present.mode() {
@@ -226,8 +224,7 @@ impl Judge {
         staged.opened_up(|| same_content(staged, present)).at(&change.path)
     }
 
-    /// Directories change all the time by what is in them: only their mode
-    /// speaks.
+    /// Checks only the mode of a directory, because its times change with its entries.
     fn mode_changed(&self, change: &Change, present: &Object) -> Option<(PathBuf, Meanwhile)> {
         let mark = self.notes.get(&change.path)?.mark?;
         (mark.mode != present.mode()).then(|| (change.path.clone(), Meanwhile::Changed))
@@ -255,7 +252,7 @@ impl Judge {
                 return Ok(Some(found));
             }
         }
-        // Said of the directory only where nothing in it tells more.
+        // Reported for the directory only if no entry has a conflict.
         Ok(own)
     }
 
@@ -267,14 +264,14 @@ impl Judge {
         };
         let Some(mark) = note.mark else { return Ok(Some(Meanwhile::Created)) };
         if present.is_directory() {
-            // Its times tell of what is in it, which is looked at by itself.
+            // The times of a directory depend on its entries, which are checked separately.
             let same = mark.inode == present.inode() && mark.mode == present.mode();
             return Ok((!same).then_some(Meanwhile::Changed));
         }
         if mark == present.mark() && mark.changed <= self.began {
             return Ok(None);
         }
-        // Changed before the run first looked: it may have acted on what was.
+        // Changed before the run's first access, so the run may have used either content.
         let was_late = mark.changed > self.began;
         let same_kind = mark.kind == present.kind() && mark.mode == present.mode();
         let same = same_kind
@@ -286,7 +283,7 @@ impl Judge {
     }
 }
 
-/// A directory that goes, and everything in it.
+/// Returns whether a directory is removed with all its content.
 fn goes_with_all(change: &Change, present: &Object) -> bool {
     present.is_directory() && matches!(change.how, How::Removed | How::Replaced)
 }

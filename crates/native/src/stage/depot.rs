@@ -1,5 +1,6 @@
-//! Where a commit keeps what it exchanges: made before, cleared after. It lies on
-//! the filesystem of the workspace, in the stage where that is the same.
+//! The commit area (depot): a directory for the objects that a commit exchanges, made before the
+//! commit and removed after it. The commit area is on the filesystem of the workspace: in the stage
+//! if the stage is on that filesystem, too.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -15,21 +16,22 @@ use stockade_files::object::{Object, directory_beneath, os};
 use stockade_files::removal::{remove_tree, sweep};
 
 pub(super) const DEPOT: &str = "depot";
-/// In the workspace the depot lies under a name that is protected everywhere.
+/// Directory of the commit area in the workspace; this name is protected everywhere.
 const SHELTER: &str = ".stockade";
-/// Noted before the shelter is made, so that it is removed again.
+/// Marker file, written before the directory [`SHELTER`] is made, so that a new one is removed
+/// again.
 const BORROWED: &str = "borrowed";
 
-/// The depot, held.
+/// An open commit area.
 pub(super) struct Depot {
     pub place: DepotPlace,
     pub directory: OwnedFd,
-    /// Whether staged objects can get a second name in it.
+    /// True if staged objects can get a second name (hard link) in it.
     pub links: bool,
 }
 
 impl Depot {
-    /// Makes an empty one.
+    /// Makes an empty commit area.
     pub fn make(stage: &Stage, workspace: BorrowedFd<'_>) -> Result<Self, PathError> {
         clear_depots(stage)?;
         let path = Path::new(DEPOT);
@@ -46,7 +48,7 @@ impl Depot {
         Ok(Self { place: DepotPlace::Workspace, directory: made.at(&stage.workspace().join(SHELTER))?, links: false })
     }
 
-    /// Finds that of a commit which was cut off.
+    /// Opens the commit area of an interrupted commit.
     pub fn open(stage: &Stage, workspace: BorrowedFd<'_>, place: DepotPlace) -> Result<Self, PathError> {
         let opened = match place {
             DepotPlace::Stage => directory_beneath(stage.directory.as_fd(), Path::new(DEPOT)),
@@ -67,13 +69,13 @@ fn sheltered(stage: &Stage) -> String {
     format!("commit-{}", stage.id())
 }
 
-/// Names can be moved and files get second names only within one mount.
+/// Returns device and mount of a directory. Renames and hard links work only within one mount.
 pub(super) fn mount_of(directory: BorrowedFd<'_>) -> Result<(u32, u32, u64), Errno> {
     let found = statx(directory, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
     Ok((found.stx_dev_major, found.stx_dev_minor, found.stx_mnt_id))
 }
 
-/// Removes what a commit keeps. Gives whether there was anything.
+/// Removes the commit area. Returns whether there was one.
 pub(super) fn clear_depots(stage: &Stage) -> Result<bool, PathError> {
     let mut cleared = false;
     if Object::find(stage.directory.as_fd(), os(DEPOT.as_bytes())).at(Path::new(DEPOT))?.is_some() {
@@ -91,7 +93,7 @@ pub(super) fn clear_depots(stage: &Stage) -> Result<bool, PathError> {
         sweep(shelter.fd.as_fd())?;
         if is_ours {
             match unlinkat(&root.fd, SHELTER, AtFlags::REMOVEDIR) {
-                // Somebody uses it now.
+                // Another program uses the directory now.
                 Ok(()) | Err(Errno::NOTEMPTY | Errno::NOENT) => {}
                 Err(errno) => return Err(PathError::new(&path, errno)),
             }
@@ -104,7 +106,7 @@ pub(super) fn clear_depots(stage: &Stage) -> Result<bool, PathError> {
     Ok(true)
 }
 
-/// Whether a commit left something.
+/// Returns whether a commit left a commit area.
 pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
     [DEPOT, BORROWED].iter().any(|name| matches!(Object::find(directory, os(name.as_bytes())), Ok(Some(_))))
 }

@@ -1,5 +1,5 @@
-//! Why a stage could not be made, read, committed or discarded. Each says what
-//! happened, why, and the one thing to do.
+//! Errors of making, reading, committing and discarding a stage. Each message reports the failure,
+//! the reason, and one remedy.
 
 use std::path::{Path, PathBuf};
 
@@ -9,43 +9,43 @@ use stockade_model::{RawText, StageId};
 
 use super::conflict::Conflict;
 
-/// Why a stage cannot be made, found or read.
+/// Error of making, finding or reading a stage.
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {
     /// The directory of all stages cannot be used.
     #[error("cannot use the directory of stages, {0}\nhint: it must be yours alone: chmod 700")]
     Place(PathError),
-    /// It lies on a filesystem without extended attributes of users.
+    /// The stages are on a filesystem without extended user attributes.
     #[error(
         "cannot keep stages where no extended attributes are kept, {0}\nhint: set XDG_STATE_HOME to a directory on a disk"
     )]
     Bare(PathError),
-    /// There is none of this name.
+    /// No stage has this id.
     #[error("there is no {0}\nhint: `stockade stage list` shows what there is")]
     Absent(StageId),
-    /// A run still writes to it, or another command works on it.
+    /// A run still writes to the stage, or another command works on it.
     #[error("{0} is in use\nhint: wait for the run that writes to it, or end that run")]
     Busy(StageId),
-    /// Its own records cannot be read.
+    /// The stage's own records cannot be read.
     #[error("{id} is damaged: {why}\nhint: `stockade stage discard {id}` removes it")]
     Damaged {
-        /// Which one.
+        /// Id of the stage.
         id: StageId,
-        /// What was found.
+        /// Description of the damage.
         why: String,
     },
-    /// The workspace is not the one that it was made for.
+    /// The workspace is not the directory for which the stage was made.
     #[error("the workspace of {id} is not in its place: {why}\nhint: put it back, or discard the stage")]
     Workspace {
-        /// Which one.
+        /// Id of the stage.
         id: StageId,
-        /// What was found.
+        /// Reason.
         why: PathError,
     },
-    /// A commit was cut off and must be finished or undone first.
+    /// A commit was interrupted and must be finished or undone first.
     #[error("a commit of {0} was cut off\nhint: `stockade stage recover` finishes or undoes it")]
     CutOff(StageId),
-    /// The machine went down while a run wrote to it.
+    /// The machine went down while a run wrote to the stage.
     #[error(
         "{0} was being written to when the machine went down: what it holds may be torn\nhint: discard it and run again"
     )]
@@ -53,42 +53,42 @@ pub enum StageError {
     /// The workspace cannot be staged.
     #[error("{0} cannot be staged\nhint: run without --stage, or in a directory without mounts beneath it")]
     Unfit(PathError),
-    /// Something in it cannot be read.
+    /// An object in the stage cannot be read.
     #[error("cannot read the stage: {0}")]
     Read(#[from] PathError),
 }
 
-/// Why nothing was committed or discarded.
+/// Error of a commit or discard.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
-    /// As when it is read.
+    /// The stage cannot be read or used.
     #[error(transparent)]
     Stage(#[from] StageError),
-    /// The workspace changed meanwhile where the stage would change it.
+    /// The workspace changed meanwhile at paths that the stage would change.
     #[error("{}", conflicts(.0))]
     Conflicts(Vec<Conflict>),
-    /// A path that was named holds nothing staged.
+    /// Nothing is staged at a named path.
     #[error("nothing is staged at `{}`{}\nhint: `stockade stage diff` shows what is", RawText::from(path.as_path()).escaped(), inside(.within.as_deref()))]
     Nothing {
-        /// As it was named.
+        /// Path as the user named it.
         path: PathBuf,
-        /// The change above it that can only be taken whole.
+        /// Change of a directory above, which can only be committed as a whole.
         within: Option<PathBuf>,
     },
-    /// It could not be made ready; the workspace is as it was.
+    /// The preparation failed; the workspace is unchanged.
     #[error("cannot make the commit ready, {why}; the workspace is as it was{room}", why = .0, room = room(.0))]
     Prepare(PathError),
-    /// It failed half way, and what had been done was taken back.
+    /// The commit failed half way, and its steps were undone.
     #[error("the commit failed, {why}; it was undone, the workspace is as it was{room}", why = .0, room = room(.0))]
     Undone(PathError),
-    /// It failed half way, and could not be undone either.
+    /// The commit failed half way, and the undo failed, too.
     #[error(
         "the commit failed, {failed}, and could not be undone, {undo}\nhint: mend that, then `stockade stage recover`"
     )]
     Stuck {
-        /// What failed first.
+        /// First failure.
         failed: PathError,
-        /// What failed after that.
+        /// Failure of the undo.
         undo: PathError,
     },
 }
@@ -109,7 +109,7 @@ fn inside(change: Option<&Path>) -> String {
     })
 }
 
-/// Paths named in one message; `diff` has all of them.
+/// Most paths in one message; `diff` lists all of them.
 const SHOWN: usize = 20;
 
 fn conflicts(found: &[Conflict]) -> String {

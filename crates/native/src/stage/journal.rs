@@ -1,8 +1,6 @@
-//! What a commit has decided to do, as it stands on the disk. The journal is
-//! there from the moment of the decision until nothing of it is left to do:
-//! before it, the workspace is untouched; with it, the commit can be finished or
-//! undone; each step can tell by the identities of the objects whether it was
-//! done.
+//! Record of a decided commit on the disk. The journal exists from the decision until all steps are
+//! done. Before it exists, the workspace is untouched. While it exists, the commit can be finished
+//! or undone. The identities of the objects show whether a step was done.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -19,9 +17,8 @@ const JOURNAL: &str = "journal";
 const DONE: &str = "journal-done";
 const SETTLED: &str = "settled";
 
-/// Where a commit keeps new objects before, and old ones after their exchange:
-/// on the filesystem of the workspace, because only there an exchange is one
-/// step.
+/// Location of the commit area, which holds new objects before and old objects after their
+/// exchange. Always on the filesystem of the workspace, because only there an exchange is atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum DepotPlace {
@@ -31,38 +28,38 @@ pub(super) enum DepotPlace {
     Workspace,
 }
 
-/// A commit that was decided.
+/// A decided commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Journal {
     pub depot: DepotPlace,
-    /// When it was begun to look for conflicts, by the clock of files.
+    /// Start of the conflict check, by the clock of file times.
     pub checked: Time,
-    /// In this order; undone in the other.
+    /// Steps in this order; undone in reverse order.
     pub steps: Vec<Step>,
-    /// Paths that are done with afterwards.
+    /// Paths that are settled afterwards.
     pub settled: Vec<RawText>,
-    /// Protected paths that were agreed to.
+    /// Protected paths that the user approved.
     #[serde(default)]
     pub agreed: Vec<RawText>,
-    /// Nothing is staged any more afterwards.
+    /// True if nothing remains staged afterwards.
     pub is_all: bool,
 }
 
-/// One step. Paths are relative to the workspace; a slot is a name in the depot.
+/// A step of a commit. Paths are relative to the workspace; a slot is a name in the commit area.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Step {
-    /// Lets the owner change what is in a directory.
+    /// Gives the owner write access to a directory.
     Open { path: RawText, before: u32 },
-    /// Moves what is there into the depot.
+    /// Moves the object at the path into the commit area.
     Remove { path: RawText, slot: u32, old: Mark },
-    /// Puts the object of the depot there, and what was there into the depot.
+    /// Moves the object from the commit area to the path, and the old object into the commit area.
     Put { path: RawText, slot: u32, new: u64, old: Option<Mark> },
     /// Sets mode, time and attributes of the object with this inode.
     Attributes { path: RawText, inode: u64, before: Settings, after: Settings },
 }
 
-/// What an object carries. What is absent stays as it is.
+/// Metadata of an object. Absent fields stay unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Settings {
     pub mode: Option<u32>,
@@ -79,34 +76,34 @@ impl Step {
     }
 }
 
-/// How far a commit came.
+/// Progress of a commit.
 #[derive(Debug)]
 pub(super) enum Found {
-    /// There is none, or it was not decided yet.
+    /// No commit, or one that was not decided yet.
     Nothing,
-    /// It was decided.
+    /// The commit was decided.
     Decided(Journal),
-    /// All its steps are done and durable.
+    /// All steps are done and durable.
     Done(Journal),
 }
 
-/// Whether a commit was cut off in the stage that `directory` holds.
+/// Returns whether a commit was interrupted in the stage in `directory`.
 pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
     [JOURNAL, DONE].iter().any(|name| statat(directory, *name, AtFlags::SYMLINK_NOFOLLOW).is_ok())
 }
 
-/// The decision: durable when this returns.
+/// Records the decision durably.
 pub(super) fn decide(stage: &Stage, journal: &Journal) -> Result<(), PathError> {
     stage.write_whole(JOURNAL, |out| serde_json::to_writer(out, journal).map_err(Into::into))
 }
 
-/// All steps are done and durable.
+/// Records durably that all steps are done.
 pub(super) fn mark_done(stage: &Stage) -> Result<(), PathError> {
     renameat(&stage.directory, JOURNAL, &stage.directory, DONE).at(Path::new(JOURNAL))?;
     rustix::fs::fsync(&stage.directory).at(Path::new(JOURNAL))
 }
 
-/// Nothing is left to do.
+/// Removes the journal, after all work is done.
 pub(super) fn forget(stage: &Stage) -> Result<(), PathError> {
     stage.remove_file(JOURNAL)?;
     stage.remove_file(DONE)
@@ -125,7 +122,7 @@ pub(super) fn find(stage: &Stage) -> Result<Found, PathError> {
     }
 }
 
-/// The paths that are done with.
+/// Reads the settled paths.
 pub(super) fn settled(stage: &Stage) -> Result<Vec<RawText>, PathError> {
     match stage.read_whole(SETTLED)? {
         None => Ok(Vec::new()),
@@ -133,7 +130,7 @@ pub(super) fn settled(stage: &Stage) -> Result<Vec<RawText>, PathError> {
     }
 }
 
-/// Adds paths to those that are done with.
+/// Adds paths to the settled paths.
 pub(super) fn settle(stage: &Stage, more: &[RawText]) -> Result<(), PathError> {
     let mut all = settled(stage)?;
     all.extend_from_slice(more);

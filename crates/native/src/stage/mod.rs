@@ -1,14 +1,14 @@
-//! The stage: what a run wrote in its workspace, kept beside it until somebody
-//! has looked. Pure file work on the upper directory of an overlay: it must not
-//! know how the overlay is mounted, who asks, or what a person is shown.
+//! The stage: the writes of a run to its workspace, kept beside the workspace until a user reviews
+//! them. Works only on files, in the upper directory of an overlay. Must not depend on how the
+//! overlay is mounted, who the caller is, or how changes are displayed.
 //!
-//! - [`Stages`] is the place of all stages, [`Stage`] one of them;
-//! - [`Stage::changes`] is what it would change, [`text::difference`] shows one;
-//! - [`Stage::conflicts`] is what the workspace changed meanwhile, too;
-//! - [`Stage::commit`], [`Stage::discard`] and [`recover_all`] end it.
+//! - [`Stages`] is the directory of all stages, [`Stage`] one of them;
+//! - [`Stage::changes`] lists the changes, [`text::difference`] shows one of them;
+//! - [`Stage::conflicts`] lists the paths that the workspace has changed meanwhile, too;
+//! - [`Stage::commit`], [`Stage::discard`] and [`recover_all`] end a stage.
 //!
-//! Everything is done beneath held directories, and no link is followed: both
-//! trees may have been written by whoever the sandbox holds.
+//! All work is done beneath open directories, and no symbolic link is followed, because the
+//! sandboxed process may have written both trees.
 
 mod apply;
 mod aside;

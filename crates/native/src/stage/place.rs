@@ -1,18 +1,18 @@
-//! Where stages are kept: one private directory, one directory for each stage.
-//! Makes, lists, finds and removes them. Knows nothing of what is in a stage.
+//! The directory of stages: one private directory, with one directory for each stage. Makes, lists,
+//! finds and removes stages. Does not depend on the content of a stage.
 //!
 //! ```text
-//! stages/stg_…/meta.json   what it is a stage of
-//!              upper/      what was written; the overlay's upper directory
-//!              work/       the overlay's own
-//!              touched     what lay below at the first change of each path
+//! stages/stg_…/meta.json   record of the stage
+//!              upper/      upper directory of the overlay: the writes of the run
+//!              work/       work directory of the overlay
+//!              touched     the lower object at the first change of each path
 //!              settled     paths that were committed or discarded
 //!              journal     a commit that was decided and is not yet done
-//!              depot/      new objects before, old objects after their exchange
+//!              depot/      commit area: new objects before, old objects after the exchange
 //! ```
 //!
-//! Whoever changes a stage holds its lock: the run that writes to it, a commit,
-//! a discard. The lock is the kernel's (flock(2)), so nothing stays locked.
+//! A process that changes a stage holds its lock: the run that writes to it, a commit, a discard.
+//! The lock is flock(2), so the kernel releases it when the process ends.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -40,54 +40,54 @@ pub(super) const UPPER: &str = "upper";
 pub(super) const WORK: &str = "work";
 /// Largest record of a stage that is read, in bytes.
 const META_LIMIT_BYTES: u64 = 1 << 20;
-/// Largest of the lists that a stage keeps, in bytes.
+/// Largest list file of a stage that is read, in bytes.
 const LIST_LIMIT_BYTES: u64 = 1 << 30;
-/// Set and removed to see whether attributes can be kept.
+/// Attribute that is set and removed to check whether the filesystem keeps attributes.
 const PROBE: &str = "user.stockade.probe";
-/// How long a lock is waited for.
+/// Time-out for the lock of a stage.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 /// Most stages that are listed.
 const STAGES_MAX: usize = 10_000;
 
-/// What a stage is a stage of.
+/// Record of a stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StageMeta {
-    /// Names it.
+    /// Id of the stage.
     pub id: StageId,
-    /// When it was made, in milliseconds since the epoch.
+    /// Creation time, in milliseconds since the epoch.
     pub created_ms: u64,
-    /// The run that wrote to it.
+    /// The run that wrote to the stage.
     pub request: RequestId,
-    /// What ran, for a person.
+    /// Command of the run, for display.
     pub command: RawText,
-    /// The workspace: absolute, canonical.
+    /// Absolute, canonical path of the workspace.
     pub workspace: RawText,
-    /// Names that need their own yes at commit.
+    /// Names that need a separate approval at commit.
     pub protect: Vec<String>,
-    /// How the run ended; absent while it runs, and where it was cut off.
+    /// How the run ended; absent while it runs, and if it was interrupted.
     pub ended: Option<String>,
     device: u64,
     inode: u64,
     pub(super) began: Time,
-    /// When the workspace was put back after a run without an overlay: what has
-    /// changed in it since then stands against a commit.
+    /// Time at which the workspace was restored after a run without an overlay. Later changes in
+    /// the workspace are conflicts for a commit.
     #[serde(default)]
     pub(super) compared: Option<Time>,
-    /// Names the start of the machine at which it was made.
+    /// Boot id of the machine at creation.
     boot: String,
 }
 
-/// What a new stage is for.
+/// Parameters of a new stage.
 #[derive(Clone, Debug)]
 pub struct NewStage {
     /// The run.
     pub request: RequestId,
-    /// What will run.
+    /// Command of the run.
     pub command: RawText,
-    /// The workspace: absolute, canonical.
+    /// Absolute, canonical path of the workspace.
     pub workspace: PathBuf,
-    /// Names that need their own yes at commit.
+    /// Names that need a separate approval at commit.
     pub protect: Vec<String>,
 }
 
@@ -98,10 +98,10 @@ pub struct Stages {
     directory: OwnedFd,
 }
 
-/// One stage, found.
+/// An open stage.
 #[derive(Debug)]
 pub struct Stage {
-    /// What it is.
+    /// Record of the stage.
     pub meta: StageMeta,
     pub(super) directory: OwnedFd,
     path: PathBuf,
@@ -111,22 +111,22 @@ pub struct Stage {
 /// A stage in a list.
 #[derive(Clone, Debug)]
 pub struct Listed {
-    /// Its name.
+    /// Id of the stage.
     pub id: StageId,
-    /// What it is, unless its record cannot be read.
+    /// Record of the stage; absent if it cannot be read.
     pub meta: Option<StageMeta>,
-    /// Somebody holds it.
+    /// Another process holds the lock of the stage.
     pub busy: bool,
-    /// A commit was cut off.
+    /// A commit was interrupted.
     pub cut_off: bool,
 }
 
 impl Stages {
-    /// Opens the directory at `path`, which is made where it is missing.
+    /// Opens the directory at `path`. Makes it if it is missing.
     ///
     /// # Errors
-    /// [`StageError::Place`] where it cannot be made, belongs to another or is
-    /// open to others.
+    /// [`StageError::Place`] if the directory cannot be made, belongs to another user or is open to
+    /// other users.
     pub fn open(path: &Path) -> Result<Self, StageError> {
         let place = |errno| StageError::Place(PathError::new(path, errno));
         match rustix::fs::mkdir(path, Mode::RWXU) {
@@ -154,8 +154,8 @@ impl Stages {
     /// Makes a stage, locked for the run that will write to it.
     ///
     /// # Errors
-    /// [`StageError::Unfit`] where the workspace cannot be staged, others where
-    /// the stage cannot be made.
+    /// [`StageError::Unfit`] if the workspace cannot be staged; other errors if the stage cannot be
+    /// made.
     pub fn create(&self, new: NewStage) -> Result<Stage, StageError> {
         let id = StageId::from_random(random().map_err(|e| self.place(e))?);
         let workspace = open_workspace(&new.workspace).map_err(StageError::Unfit)?;
@@ -179,7 +179,7 @@ impl Stages {
         match stage.keeps_attributes() {
             Ok(()) => Ok(stage),
             Err(errno) => {
-                // What cannot be removed is removed later: it holds nothing.
+                // A failed removal is repeated later; the stage is empty.
                 let _ = stage.remove();
                 let error = PathError::new(&self.path, errno);
                 Err(if errno == Errno::OPNOTSUPP { StageError::Bare(error) } else { StageError::Place(error) })
@@ -200,13 +200,14 @@ impl Stages {
         let stages = rustix::io::fcntl_dupfd_cloexec(&self.directory, 3).at(&path)?;
         let stage = Stage { meta, directory, path, stages };
         stage.make_meta()?;
-        // From here on every change of the workspace has a later time than the
-        // stage: files get theirs from a clock that moves in ticks.
+        // From here on, every change of the workspace has a later time than the stage. The clock of
+        // file times moves in ticks, so the call waits for the next tick.
         pass(stage.meta.began);
         Ok(stage)
     }
 
-    /// Overlays show one filesystem, and cannot write to a place within it.
+    /// Refuses a workspace that an overlay cannot show: an overlay covers one filesystem, and its
+    /// upper directory cannot be inside the workspace.
     fn refuse_unfit(&self, workspace: &Path) -> Result<(), StageError> {
         if self.path.starts_with(workspace) {
             return Err(StageError::Unfit(PathError::because(workspace, "it holds the directory of stages")));
@@ -220,10 +221,10 @@ impl Stages {
         }
     }
 
-    /// All stages, newest first.
+    /// Lists all stages, newest first.
     ///
     /// # Errors
-    /// Where the directory cannot be read.
+    /// [`StageError::Place`] if the directory cannot be read.
     pub fn list(&self) -> Result<Vec<Listed>, StageError> {
         let ids = names(self.directory.as_fd()).map_err(|e| self.place(e))?;
         let ids = ids.iter().filter_map(|name| std::str::from_utf8(name).ok()?.parse::<StageId>().ok());
@@ -232,7 +233,7 @@ impl Stages {
         Ok(found)
     }
 
-    /// Stages in which a commit has left something, whoever works on them now.
+    /// Lists the stages with remains of a commit, even if another process has locked them.
     pub(super) fn unfinished(&self) -> Result<Vec<StageId>, StageError> {
         let ids = names(self.directory.as_fd()).map_err(|e| self.place(e))?;
         let ids = ids.iter().filter_map(|name| std::str::from_utf8(name).ok()?.parse::<StageId>().ok());
@@ -254,7 +255,7 @@ impl Stages {
         Some(Listed { meta: read_meta(directory.as_fd(), &id).ok(), id, busy, cut_off })
     }
 
-    /// Finds a stage to look at.
+    /// Opens a stage for reading.
     ///
     /// # Errors
     /// [`StageError::Absent`], [`StageError::Damaged`].
@@ -270,14 +271,14 @@ impl Stages {
         Ok(Stage { meta, directory, path: self.path.join(id.as_str()), stages })
     }
 
-    /// Finds a stage to change, and locks it.
+    /// Opens a stage for changes, and locks it.
     ///
     /// # Errors
     /// As [`look`](Self::look), and [`StageError::Busy`].
     pub fn take(&self, id: &StageId) -> Result<Stage, StageError> {
         let stage = self.look(id)?;
         lock(stage.directory.as_fd()).map_err(|_| StageError::Busy(id.clone()))?;
-        // Whoever held it may have removed it.
+        // The last holder of the lock may have removed the stage.
         match fstat(&stage.directory) {
             Ok(stat) if stat.st_nlink > 0 => Ok(stage),
             _ => Err(StageError::Absent(id.clone())),
@@ -298,9 +299,9 @@ impl Stages {
         remove(self.directory.as_fd(), id).map_err(StageError::Place)
     }
 
-    /// Removes what a removal that was cut off left.
+    /// Removes the remains of an interrupted removal.
     pub fn sweep(&self) {
-        // What cannot be removed now is tried again next time.
+        // The next call repeats a failed removal.
         let _ = sweep(self.directory.as_fd());
     }
 
@@ -310,17 +311,17 @@ impl Stages {
 }
 
 impl Stage {
-    /// Its name.
+    /// Returns the id of the stage.
     pub fn id(&self) -> &StageId {
         &self.meta.id
     }
 
-    /// The workspace.
+    /// Returns the path of the workspace.
     pub fn workspace(&self) -> &Path {
         workspace_path(&self.meta)
     }
 
-    /// Holds the workspace, if it is still the one that the stage was made for.
+    /// Opens the workspace, if it is still the directory for which the stage was made.
     pub(super) fn open_workspace(&self) -> Result<OwnedFd, StageError> {
         let wrong = |why| StageError::Workspace { id: self.meta.id.clone(), why };
         let workspace = open_workspace(self.workspace()).map_err(wrong)?;
@@ -331,30 +332,30 @@ impl Stage {
         Ok(workspace)
     }
 
-    /// Holds one of its directories.
+    /// Opens a directory of the stage by name.
     ///
     /// # Errors
-    /// Where it is not there.
+    /// [`PathError`] if the directory does not exist.
     pub fn part(&self, name: &str) -> Result<OwnedFd, PathError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         openat(&self.directory, name, flags, Mode::empty()).at(Path::new(name))
     }
 
-    /// Notes how the run ended. What it wrote is on the disk before that.
+    /// Records how the run ended. Flushes the run's writes to the disk first.
     ///
     /// # Errors
-    /// Where it cannot be written.
+    /// [`PathError`] if the record cannot be written.
     pub fn end(&mut self, how: &str) -> Result<(), PathError> {
         syncfs(&self.directory).at(Path::new(UPPER))?;
         self.meta.ended = Some(how.to_owned());
         self.write_meta()
     }
 
-    /// After a run without an overlay: takes what it made out of the workspace,
-    /// which is then what it was. Nothing where nothing was put aside.
+    /// After a run without an overlay: moves the run's changes out of the workspace and restores
+    /// the workspace. Returns false if there is no backup tree.
     ///
     /// # Errors
-    /// Where something cannot be moved; it can be tried again.
+    /// [`PathError`] if an object cannot be moved; the call can be repeated.
     pub fn put_back(&mut self) -> Result<bool, PathError> {
         if !super::aside::is_there(self.directory.as_fd()) {
             return Ok(false);
@@ -362,23 +363,23 @@ impl Stage {
         super::aside::put_back(self)?;
         let compared = now();
         self.meta.compared = Some(compared);
-        // Before nothing tells any more that this was such a run.
+        // Must precede the removal of the backup tree, the only sign that the run had no overlay.
         self.write_meta()?;
         pass(compared);
         super::aside::clear(self)?;
         Ok(true)
     }
 
-    /// Whether what it holds may be less than what was written: the machine went
-    /// down before the run's end.
+    /// Returns whether the stage may lack a part of the writes, because the machine went down
+    /// before the run's end.
     pub fn may_be_torn(&self) -> bool {
         self.meta.ended.is_none() && self.meta.boot != boot()
     }
 
-    /// Removes it, with everything that is staged in it.
+    /// Removes the stage with its content.
     ///
     /// # Errors
-    /// Where something of it cannot be removed.
+    /// [`PathError`] if a part of it cannot be removed.
     pub fn remove(self) -> Result<(), PathError> {
         remove(self.stages.as_fd(), &self.meta.id)
     }
@@ -387,7 +388,7 @@ impl Stage {
         self.write_whole(META, |out| serde_json::to_writer(out, &self.meta).map_err(Into::into))
     }
 
-    /// The first record, which nobody needs to find after a power failure.
+    /// Writes the first record, without a flush: after a power failure it is not needed.
     fn make_meta(&self) -> Result<(), PathError> {
         let path = Path::new(META);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
@@ -396,19 +397,19 @@ impl Stage {
         file.write_all(&text).at(path)
     }
 
-    /// An overlay, and what is put aside without one, are noted in extended
-    /// attributes. Some filesystems keep none: tmpfs before Linux 6.6, ramfs.
+    /// Checks that the filesystem keeps extended attributes, because overlays and backup trees use
+    /// them. Some filesystems keep none: tmpfs before Linux 6.6, ramfs.
     fn keeps_attributes(&self) -> Result<(), Errno> {
         rustix::fs::fsetxattr(&self.directory, PROBE, b"", rustix::fs::XattrFlags::empty())?;
         rustix::fs::fremovexattr(&self.directory, PROBE)
     }
 
-    /// Where the overlay keeps what is written, and its own directory.
+    /// Returns the upper directory and the work directory of the overlay.
     pub fn overlay_directories(&self) -> (PathBuf, PathBuf) {
         (self.path.join(UPPER), self.path.join(WORK))
     }
 
-    /// Writes one of its files whole or not at all, and durably.
+    /// Writes a file of the stage atomically and durably.
     pub(super) fn write_whole(
         &self,
         name: &str,
@@ -426,7 +427,7 @@ impl Stage {
         fsync(&self.directory).at(path)
     }
 
-    /// Reads one of its files; `None` where it is not there.
+    /// Reads a file of the stage; `None` if it does not exist.
     pub(super) fn read_whole(&self, name: &str) -> Result<Option<Vec<u8>>, PathError> {
         read_file(self.directory.as_fd(), name, LIST_LIMIT_BYTES)
     }
@@ -448,7 +449,7 @@ fn open_workspace(path: &Path) -> Result<OwnedFd, PathError> {
     openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS).at(path)
 }
 
-/// A directory that can be locked and flushed.
+/// Opens a directory so that it can be locked and flushed.
 fn open_directory(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(parent, name, flags, Mode::empty())
@@ -488,7 +489,8 @@ fn read_file(directory: BorrowedFd<'_>, name: &str, limit_bytes: u64) -> Result<
     Ok(Some(text))
 }
 
-/// The root of the overlay shows what its upper directory carries.
+/// Copies owner, mode, times and attributes of the workspace: the overlay's root shows those of its
+/// upper directory.
 fn mirror(workspace: &Object, upper: &Object) -> Result<(), Errno> {
     for (name, value) in workspace.attributes()? {
         upper.set_attribute(name.as_bytes(), value.as_bytes())?;
@@ -496,14 +498,14 @@ fn mirror(workspace: &Object, upper: &Object) -> Result<(), Errno> {
     let (user, group) = (workspace.stat.st_uid, workspace.stat.st_gid);
     if (user, group) != (upper.stat.st_uid, upper.stat.st_gid) {
         let ids = (rustix::fs::Uid::from_raw(user), rustix::fs::Gid::from_raw(group));
-        // An ordinary user cannot give files away; the root is then their own.
+        // An ordinary user cannot change the owner of a file; the root then belongs to that user.
         let _ = rustix::fs::chownat(&upper.fd, c"", Some(ids.0), Some(ids.1), AtFlags::EMPTY_PATH);
     }
     upper.set_mode(workspace.mode())?;
     upper.set_modified(workspace.modified())
 }
 
-/// Out of the list at once, then gone piece by piece.
+/// Removes the stage from the list atomically, then deletes its content.
 fn remove(stages: BorrowedFd<'_>, id: &StageId) -> Result<(), PathError> {
     let directory = open_directory(stages, id.as_str()).at(Path::new(id.as_str()))?;
     if super::aside::is_there(directory.as_fd()) {
@@ -515,7 +517,7 @@ fn remove(stages: BorrowedFd<'_>, id: &StageId) -> Result<(), PathError> {
     remove_tree(stages, leaving.as_bytes())
 }
 
-/// Makes a directory of this name where there is none, private.
+/// Makes a private directory of this name if it is missing.
 pub(super) fn make_private(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
     make_where_missing(parent, name, Mode::RWXU)?;
     let directory = open_directory(parent, name)?;
@@ -525,7 +527,7 @@ pub(super) fn make_private(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd
     Ok(directory)
 }
 
-/// Names this start of the machine (random(4)).
+/// Returns the boot id of the machine (random(4)).
 fn boot() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
@@ -548,14 +550,14 @@ pub(super) fn now() -> Time {
     read_clock(ClockId::Realtime)
 }
 
-/// Waits until files get a later time than `time`.
+/// Waits until the clock of file times is past `time`.
 fn pass(time: Time) {
     while coarse() <= time {
         thread::sleep(Duration::from_micros(200));
     }
 }
 
-/// The clock that files get their times from.
+/// Reads the clock of file times.
 pub(super) fn coarse() -> Time {
     read_clock(ClockId::RealtimeCoarse)
 }

@@ -1,5 +1,5 @@
-//! From the changes that were chosen to the steps of a journal: which objects
-//! are made ready, in which order names are exchanged, and what is set after.
+//! Turns the selected changes into the steps of a journal: objects to prepare, names to exchange in
+//! order, and metadata to set afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,10 +16,10 @@ use super::select::{Chosen, covers, with_new_parents};
 use super::watch::Watch;
 use stockade_files::object::{Kind, Object, Time};
 
-/// Works out the steps, and makes ready what they need.
+/// Computes the steps, and prepares the objects that they need.
 ///
 /// # Errors
-/// Where something cannot be read or made; the workspace is untouched.
+/// [`PathError`] if an object cannot be read or made; the workspace is untouched.
 pub(super) fn prepare(
     (chosen, all): (&Chosen<'_>, &Changes),
     (upper, lower): (&OwnedFd, &OwnedFd),
@@ -56,13 +56,13 @@ pub(super) fn prepare(
     Ok(plan.steps())
 }
 
-/// Steps as they are found, by kind.
+/// Steps by kind, collected during planning.
 struct Plan<'a> {
     lower: &'a OwnedFd,
     opens: Vec<Step>,
     moves: Vec<Step>,
     settings: BTreeMap<PathBuf, Step>,
-    /// Directories in which names come or go.
+    /// Directories in which names are added or removed.
     parents: BTreeSet<PathBuf>,
 }
 
@@ -80,7 +80,7 @@ impl<'a> Plan<'a> {
     fn set(&mut self, change: &Change) -> Result<(), PathError> {
         let Some(staged) = &change.staged else { return Ok(()) };
         let present = self.present(&change.path)?;
-        // A directory's time moves with what is in it, there as here.
+        // The time of a directory changes with its entries, in both trees.
         let modified = if change.is_incidental { later(staged.modified, present.modified()) } else { staged.modified };
         let before = Settings { attributes: Some(present.attributes().at(&change.path)?), ..settings_of(&present) };
         let mode = (present.kind() != Kind::Link).then_some(staged.mode);
@@ -119,8 +119,8 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// A directory that its owner may not change can neither be moved nor have
-    /// names moved in it.
+    /// Adds a step that gives the owner access to a directory. Without write access, a directory
+    /// cannot be moved, nor can names be moved in it.
     fn open(&mut self, path: &Path, directory: &Object) {
         if directory.is_directory() && directory.mode() & 0o700 != 0o700 && !rustix::process::geteuid().is_root() {
             self.opens.push(Step::Open { path: path.into(), before: directory.mode() });
@@ -133,7 +133,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// What the moves do to the directories around them is set right.
+    /// Adds steps that correct the metadata of directories around moved names.
     fn parents(&mut self, all: &Changes, paths: &[PathBuf], began: Time) -> Result<(), PathError> {
         for parent in std::mem::take(&mut self.parents) {
             let present = self.present(&parent)?;
@@ -145,8 +145,8 @@ impl<'a> Plan<'a> {
             let is_meant = covers(paths, &parent) && merged.is_some_and(|m| m.changed_below <= began);
             let is_listed = all.list.iter().any(|change| change.path == parent);
             let before = settings_of(&present);
-            // Where the stage's directory has the same time as before, nothing
-            // came or went in it: a file was written in place.
+            // If the stage's directory has the same time as before, no name was added or removed in
+            // it: a file was written in place.
             let modified = match merged {
                 Some(merged) if is_meant => Some(merged.modified),
                 Some(_) if !is_listed => before.modified,
@@ -159,8 +159,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// In the order in which they are carried out: the settings of what lies
-    /// deepest first.
+    /// Returns the steps in the order of execution: metadata of the deepest paths first.
     fn steps(self) -> Vec<Step> {
         let mut steps = self.opens;
         let (removes, puts) = self.moves.into_iter().partition::<Vec<_>, _>(|step| matches!(step, Step::Remove { .. }));

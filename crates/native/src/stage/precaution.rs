@@ -1,5 +1,4 @@
-//! What is done before a staged run changes a path. It must not know how the
-//! change is made.
+//! Hook before a staged run changes a path. Must not depend on how the change is made.
 
 use std::path::{Path, PathBuf};
 
@@ -7,21 +6,21 @@ use super::aside::Aside;
 use super::conflict::Witness;
 use super::error::PathError;
 
-/// One of two, by what holds the run's writes.
+/// Hook before a change, for one of the two trees that can receive the run's writes.
 #[derive(Debug)]
 pub enum Precaution {
-    /// An overlay does; what lies below is noted.
+    /// An overlay receives them; the hook records the lower object.
     Noted(Witness),
-    /// The workspace itself does; what was there is put aside.
+    /// The workspace itself receives them; the hook keeps the original in the backup tree.
     PutAside(Aside),
 }
 
 impl Precaution {
-    /// To be called before the object at the absolute `path` is changed;
-    /// `rewrites` where the object itself may be, and not only its name.
+    /// Prepares a change of the object at the absolute `path`; call it before the change.
+    /// `rewrites` is true if the object itself may change, not only its name.
     ///
     /// # Errors
-    /// The change must not be made then.
+    /// [`PathError`]; the change must not be made then.
     pub fn before_change(&mut self, path: &Path, rewrites: bool) -> Result<(), PathError> {
         match self {
             Self::Noted(witness) => witness.before_change(path),
@@ -37,7 +36,8 @@ impl Precaution {
         }
     }
 
-    /// See [`Aside::is_original_directory`]. An overlay says so itself.
+    /// See [`Aside::is_original_directory`]. Returns false for an overlay, which refuses such
+    /// renames itself.
     pub fn is_original_directory(&self, path: &Path) -> bool {
         match self {
             Self::Noted(_) => false,

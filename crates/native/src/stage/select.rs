@@ -1,6 +1,5 @@
-//! Which of a stage's changes are meant by the paths that were named, and which
-//! of those must wait for a yes of their own. Pure but for looking beneath
-//! directories that would go.
+//! Selects the changes at the named paths, and finds those that need a separate approval. Reads
+//! only.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,54 +14,54 @@ use crate::guards::{Surveys, View, open_host_root};
 use crate::powers::{Powers, Verdict, creates_name};
 use stockade_files::object::{Kind, Object, names, os};
 
-/// Levels of a directory that is to be removed which are looked into.
+/// Most levels of a directory to be removed that are scanned.
 const DEPTH_MAX: usize = 400;
 const SET_ID: u32 = 0o6000;
 
 /// A change that a commit leaves in the stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Relative to the workspace.
+    /// Path relative to the workspace.
     pub path: PathBuf,
-    /// How it would change.
+    /// Type of the change.
     pub how: How,
-    /// Why it waits.
+    /// Reason for leaving it.
     pub why: Why,
 }
 
-/// Why a change waits.
+/// Reason why a change is left in the stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It needs a yes of its own.
+    /// The change needs a separate approval.
     Protected {
-        /// The rule, in words.
+        /// Rule that protects the path, in words.
         rule: String,
-        /// What must be named, relative to the workspace.
+        /// Path that the user must name for the approval, relative to the workspace.
         unit: PathBuf,
     },
-    /// It is of a kind that is not put into a workspace.
+    /// The object is of a kind that a commit never puts into a workspace.
     Special(&'static str),
 }
 
-/// The named part of all changes.
+/// The changes at the named paths.
 pub(super) struct Chosen<'c> {
     pub changes: Vec<&'c Change>,
     pub held: Vec<Held>,
 }
 
 impl Chosen<'_> {
-    /// Whether these are all changes: nothing stays staged then.
+    /// Returns whether these are all changes, so that nothing stays staged.
     pub fn are_all(&self, changes: &Changes) -> bool {
         self.held.is_empty() && self.changes.len() == changes.list.len()
     }
 }
 
-/// Whether `path` was named, or something above it, or nothing at all.
+/// Returns whether `path` or a directory above it was named. An empty list names all paths.
 pub(super) fn covers(named: &[PathBuf], path: &Path) -> bool {
     named.is_empty() || named.iter().any(|name| path.starts_with(name))
 }
 
-/// The changes at and beneath the named paths.
+/// Returns the changes at and beneath the named paths.
 ///
 /// # Errors
 /// [`CommitError::Nothing`] for a path at which nothing is staged.
@@ -75,7 +74,7 @@ pub(super) fn named<'c>(changes: &'c Changes, named: &[PathBuf]) -> Result<Vec<&
             let within = changes.list.iter().find(above).map(|change| change.path.clone());
             return Err(CommitError::Nothing { path: name.clone(), within });
         }
-        // What lies in a directory that takes the place of a file comes with it.
+        // Entries of a directory that replaces a file are committed together with the directory.
         let replaced =
             |change: &&Change| change.how == How::Replaced && change.path != *name && name.starts_with(&change.path);
         if let Some(change) = changes.list.iter().find(replaced)
@@ -87,17 +86,17 @@ pub(super) fn named<'c>(changes: &'c Changes, named: &[PathBuf]) -> Result<Vec<&
     Ok(changes.list.iter().filter(|change| covers(named, &change.path)).collect())
 }
 
-/// When a change is judged.
+/// Time at which a change is checked.
 #[derive(Clone, Copy)]
 enum Moment {
-    /// By what the workspace will hold.
+    /// Before the commit, against the content that the workspace will have.
     Before,
-    /// It was made, at a name that was free before.
+    /// After the object was put at a name that was free before.
     After,
 }
 
-/// What protects names at a commit: the rules of a run, without its grants, and
-/// what was agreed to now.
+/// Protection of names at a commit: the rules of a run, without its grants, and the approvals of
+/// this commit.
 pub(super) struct Guard<'a> {
     powers: Powers,
     surveys: Surveys,
@@ -107,8 +106,10 @@ pub(super) struct Guard<'a> {
 }
 
 impl<'a> Guard<'a> {
+    /// Makes the check for one commit.
+    ///
     /// # Errors
-    /// Where the root directory cannot be opened.
+    /// [`PathError`] if the root directory cannot be opened.
     pub fn new(
         stage: &Stage,
         agreed: &[PathBuf],
@@ -124,7 +125,7 @@ impl<'a> Guard<'a> {
         Ok(Self { powers, surveys, root, upper, lower })
     }
 
-    /// Why `change` waits, if it does.
+    /// Returns the reason why `change` must wait, or `None`.
     pub fn holds(&self, change: &Change) -> Result<Option<Why>, PathError> {
         if let Some(staged) = &change.staged {
             match staged.kind {
@@ -152,8 +153,8 @@ impl<'a> Guard<'a> {
         Ok(None)
     }
 
-    /// Why what was just put at a new name does not stay: with what somebody else has put beside
-    /// it meanwhile it means more than was judged.
+    /// Checks again an object that was just put at a new name. Together with files that another
+    /// process made beside it meanwhile, the object may be protected.
     pub fn look_again(&self, path: &Path) -> Result<(), PathError> {
         let Some(why) = self.protects_at(Moment::After, Operation::Create, path) else { return Ok(()) };
         let rule = match why {
@@ -171,7 +172,7 @@ impl<'a> Guard<'a> {
     fn protects_at(&self, moment: Moment, operation: Operation, path: &Path) -> Option<Why> {
         let whole = self.root.join(path);
         let exists = |asked: &Path| {
-            // What is about to be made is there if it was before.
+            // A path that is about to be made counts as existing only if it existed before.
             let trees = match moment {
                 Moment::Before if asked == whole => &[self.lower][..],
                 Moment::Before => &[self.upper, self.lower],
@@ -204,7 +205,7 @@ impl<'a> Guard<'a> {
         }
     }
 
-    /// A link that would stand for a directory with guarded names.
+    /// Refuses a symbolic link that would replace a directory with protected names.
     fn stands_above(&self, change: &Change) -> Option<Why> {
         let whole = self.root.join(&change.path);
         let is_agreed = self.powers.is_named(whole.as_os_str().as_encoded_bytes());
@@ -235,8 +236,8 @@ impl<'a> Guard<'a> {
     }
 }
 
-/// The named changes, without those that wait. What lies in a new directory
-/// that waits, waits with it.
+/// Returns the named changes without those that wait. Entries of a new directory that waits, wait
+/// with it.
 pub(super) fn choose<'c>(
     changes: &'c Changes,
     paths: &[PathBuf],
@@ -265,7 +266,7 @@ pub(super) fn choose<'c>(
     Ok(chosen)
 }
 
-/// The paths of `changes` and of the new directories that lead to them.
+/// Returns the paths of `changes` and of the new directories above them.
 pub(super) fn with_new_parents(changes: &[&Change], all: &Changes) -> BTreeSet<PathBuf> {
     let new: BTreeSet<&Path> =
         all.list.iter().filter(|change| change.how == How::Added).map(|change| change.path.as_path()).collect();

@@ -1,5 +1,5 @@
-//! The difference between two versions of a file, as hunks of lines. Knows
-//! nothing of terminals: lines are as they stand in the files.
+//! Difference between two versions of a file, as hunks of lines. Independent of terminals: lines
+//! have the bytes of the files.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -14,72 +14,72 @@ use super::error::{At, PathError, StageError};
 use super::place::{Stage, UPPER};
 use stockade_files::object::{Kind, Object};
 
-/// Files up to this size are compared line by line.
+/// Size limit for the comparison line by line.
 const LIMIT_BYTES: u64 = 1 << 20;
-/// Bytes in which a file that holds a NUL is taken for no text.
+/// Length of the prefix in which a NUL marks a file as binary.
 const SNIFFED_BYTES: usize = 8000;
-/// How long the best difference is looked for; then a good one is taken.
+/// Time limit for the best difference; after it, a good one is used.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Unchanged lines around a change.
 const CONTEXT_LINES: usize = 3;
 
-/// How two versions differ.
+/// Difference of two versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// In these lines.
+    /// Lines differ.
     Text(Vec<Hunk>),
-    /// A link leads elsewhere; either may be absent.
+    /// Target of a symbolic link differs; either side may be absent.
     Link {
-        /// Where it led.
+        /// Old target.
         before: Option<Vec<u8>>,
-        /// Where it leads.
+        /// New target.
         after: Option<Vec<u8>>,
     },
-    /// In bytes that are no text.
+    /// Bytes differ, and they are not text.
     Binary,
-    /// It is too large to be compared line by line.
+    /// A version is too large for a comparison line by line, or cannot be read.
     Large,
-    /// There is nothing to compare.
+    /// No difference.
     Nothing,
 }
 
-/// Lines that changed, with some around them.
+/// Changed lines, with some lines around them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hunk {
-    /// First line and number of lines before, counted from 1.
+    /// First line, counted from 1, and number of lines in the old version.
     pub before: (usize, usize),
-    /// And after.
+    /// The same for the new version.
     pub after: (usize, usize),
-    /// The lines, without their line feeds.
+    /// Lines without their line feeds.
     pub lines: Vec<Line>,
 }
 
-/// One line of a hunk.
+/// A line of a hunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// What became of it.
+    /// Effect of the change on the line.
     pub fate: Fate,
-    /// Its text.
+    /// Text of the line.
     pub text: String,
     /// False for a last line without a line feed.
     pub ends: bool,
 }
 
-/// What became of a line.
+/// Effect of the change on a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It stays.
+    /// The line stays.
     Kept,
-    /// It goes.
+    /// The line is removed.
     Removed,
-    /// It is new.
+    /// The line is new.
     Added,
 }
 
-/// What `change` does to the content of its path.
+/// Returns the difference that `change` makes to the content of its path.
 ///
 /// # Errors
-/// Where stage or workspace cannot be read.
+/// [`StageError`] if the stage or workspace cannot be read.
 pub fn difference(stage: &Stage, change: &Change) -> Result<Difference, StageError> {
     let side = |facts: &Option<super::Facts>, tree: rustix::fd::OwnedFd| match facts {
         Some(_) => Object::beneath(tree.as_fd(), &change.path).at(&change.path),
@@ -90,10 +90,10 @@ pub fn difference(stage: &Stage, change: &Change) -> Result<Difference, StageErr
     Ok(between(before.as_ref(), after.as_ref(), &change.path)?)
 }
 
-/// How two objects differ, either of which may be absent; `path` is for errors.
+/// Compares two objects, either of which may be absent; `path` is for errors.
 ///
 /// # Errors
-/// Where one cannot be read.
+/// [`PathError`] if an object cannot be read.
 pub fn between(before: Option<&Object>, after: Option<&Object>, path: &Path) -> Result<Difference, PathError> {
     let of_kind = |object: Option<&Object>, kind| object.is_some_and(|object| object.kind() == kind);
     if of_kind(before, Kind::Link) || of_kind(after, Kind::Link) {

@@ -1,50 +1,48 @@
-//! What a commit tells while it works, and where a test may break it off.
+//! Progress reports of a commit, and points at which a test can interrupt it.
 
 use stockade_sys::Errno;
 
-/// Told by a commit as it goes on.
+/// Receiver of the progress of a commit.
 pub trait Watch {
-    /// So many of so many steps are done.
+    /// Reports that `_done` of `_total` steps are done.
     fn progress(&mut self, _done: usize, _total: usize) {}
 
-    /// A point was reached at which nothing later has been done. An error is
-    /// taken as if the next system call had failed with it: this is where tests
-    /// fill the disk, and where they kill the process.
-    ///
+    /// Reports a point at which no later step has begun. An error is handled as if the next system
+    /// call had failed with it. Tests fill the disk or kill the process here.
     /// # Errors
-    /// Whatever shall have happened.
+    /// The error to simulate.
     fn reached(&mut self, _point: Point) -> Result<(), Errno> {
         Ok(())
     }
 }
 
-/// Somewhere in a commit.
+/// A point in a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
-    /// The depot was made.
+    /// The commit area was made.
     Depot,
-    /// One object was made ready in it.
+    /// An object was prepared in it.
     Built,
-    /// Everything is ready and durable.
+    /// All objects are prepared and durable.
     Ready,
     /// The journal is written: the commit is decided.
     Decided,
     /// A step was carried out.
     Step,
-    /// The old object is out of the way and the new one not yet there, on a
-    /// filesystem that cannot exchange names.
+    /// The old object was moved away and the new one is not yet in place, on a filesystem that
+    /// cannot exchange names.
     Aside,
-    /// A step was taken back.
+    /// A step was undone.
     Back,
     /// All steps are done and durable.
     Done,
-    /// The depot is gone.
+    /// The commit area was removed.
     Emptied,
-    /// The paths are noted as done with.
+    /// The paths were recorded as settled.
     Settled,
 }
 
-/// Nobody looks.
+/// Receiver that ignores all reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unwatched;
 

@@ -1,4 +1,5 @@
-//! What a run changed, and which of it was changed again since. Changes nothing.
+//! Compares the workspace with the record of a run: the run's changes, and later changes of the
+//! same paths. Leaves the workspace unchanged.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::AsFd;
@@ -17,104 +18,103 @@ use crate::descriptors;
 use crate::powers::UNDO_PREFIX;
 use crate::stage::PathError;
 
-/// Conflicts that are named.
+/// Most conflicts that are listed.
 pub(super) const MAX_CONFLICTS: usize = 1000;
 
-/// Descriptors that are needed beside those of changed paths: files of the store, directories on
-/// the way.
+/// Descriptors needed besides those of changed paths: files of the store, parent directories.
 const OTHER_DESCRIPTORS: usize = 512;
 
-/// Levels of a directory that is looked into.
+/// Most levels of a directory that are scanned.
 pub(super) const MAX_DEPTH: usize = 400;
 
-/// What a run did to a path.
+/// Effect of a run on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It is new.
+    /// The path is new.
     Created,
-    /// It has another content, or is something else.
+    /// The content or the kind changed.
     Changed,
-    /// It is not there any more.
+    /// The object was removed.
     Deleted,
-    /// It has another mode, owner or attributes.
+    /// Mode, owner or attributes changed.
     Metadata,
 }
 
-/// Why a path is not restored.
+/// Reason why a path is not restored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Conflict {
-    /// It was changed after the run.
+    /// The object was changed after the run.
     #[error("it was changed after the run")]
     Changed,
-    /// What was there is not kept and not found.
+    /// The original is neither kept nor found.
     #[error("what was there was moved by the run, and is gone since")]
     Lost,
-    /// It is still there by another name, by which others may have changed it.
+    /// The original still exists under another name, by which other runs may have changed it.
     #[error("what was there was moved to where other runs could change it")]
     Unproven,
-    /// Something has made it mean more than before.
+    /// The path would be newly guarded, that is, executed or used as configuration.
     #[error("it would be run or obeyed there now, and was not before the run: {0}")]
     Guarded(String),
-    /// What makes paths mean more cannot be looked for.
+    /// The search for guarded paths failed.
     #[error("it cannot be told whether it would be run or obeyed there: {0}")]
     Unsurveyed(String),
-    /// Nothing makes it again.
+    /// Undo cannot make this kind of object again.
     #[error("it was {}, which undo does not make again", .0.with_article())]
     Special(Kind),
-    /// It cannot be looked at.
+    /// The object cannot be read.
     #[error("it cannot be read: {0}")]
     Unreadable(Errno),
 }
 
-/// One change of a run.
+/// A change of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UndoChange {
-    /// In the workspace.
+    /// Path relative to the workspace.
     pub path: PathBuf,
-    /// What was done to it.
+    /// Effect on the path.
     pub effect: Effect,
-    /// What it is, or was.
+    /// Kind of the object, now or before.
     pub kind: Kind,
-    /// Its mode before and now.
+    /// Modes before and now.
     pub modes: Option<(u32, u32)>,
 }
 
-/// All that a run changed.
+/// All changes of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Comparison {
-    /// In the order of paths.
+    /// Changes, sorted by path.
     pub changes: Vec<UndoChange>,
-    /// What would not be restored, and why.
+    /// Paths that would not be restored, with the reasons.
     pub conflicts: Vec<(PathBuf, Conflict)>,
-    /// Whether the run was killed, and its end only noted now: changes since then cannot be
-    /// told from its own.
+    /// True if the run was killed, and its end was recorded only now: later changes cannot be
+    /// distinguished from its own.
     pub was_killed: bool,
-    /// Whether all of it was restored already.
+    /// True if all changes were already restored.
     pub is_restored: bool,
 }
 
-/// Where the content of a file is.
+/// Location of the content of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Slot(u32),
-    /// At another path of the workspace, where it does not stay.
+    /// At another path of the workspace, which is temporary.
     Moved(Vec<u8>),
-    /// At another path of the workspace, as one of several names of the file.
+    /// At another path of the workspace, one of several names of the file.
     Linked(Vec<u8>),
 }
 
-/// What is to be done with a path.
+/// Action for a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// Nothing, but for its metadata.
+    /// None, except for metadata.
     Stay,
-    /// What is there goes.
+    /// Removes the present object.
     Remove,
-    /// What was there is made again, in the place of what is there.
+    /// Makes the original again, replacing the present object.
     Put(Option<Source>),
 }
 
-/// A path, judged.
+/// A path after the comparison.
 #[derive(Debug)]
 pub(super) struct Judged {
     pub path: Vec<u8>,
@@ -122,31 +122,31 @@ pub(super) struct Judged {
     pub plan: Plan,
     pub effect: Option<Effect>,
     pub conflict: Option<Conflict>,
-    /// Of a directory: somebody changed its names, so it keeps its time.
+    /// For a directory: another process changed its names, so the directory keeps its time.
     pub keeps_time: bool,
-    /// What was there when it was looked at.
+    /// The object at the time of the comparison.
     pub now: Option<Object>,
 }
 
-/// Compares one run with its workspace.
+/// Comparison of one run with its workspace.
 pub(super) struct Comparing<'r> {
     pub run: &'r UndoRun,
     pub journal: Journal,
     pub end: Time,
-    /// Where objects are that have lost their name or may have further ones.
+    /// Paths of objects that have lost their names or may have further ones.
     pub names: HashMap<ObjectKey, Vec<Vec<u8>>>,
     pub newer: Vec<Vec<u8>>,
     pub guard: Guard,
     pub guarded_before: GuardedBefore,
-    /// Directories that are no repositories any more.
+    /// Directories that are not repositories any more.
     pub closed: Vec<Vec<u8>>,
 }
 
 impl UndoRun {
-    /// What the run changed at and beneath these paths; everything where there are none.
+    /// Returns the run's changes at and beneath these paths, or all changes if there are no paths.
     ///
     /// # Errors
-    /// Where the journal or the workspace cannot be read.
+    /// [`UndoError`] if the journal or the workspace cannot be read.
     pub fn compare(&self, paths: &[PathBuf]) -> Result<Comparison, UndoError> {
         if self.journal()?.is_restored {
             return Ok(Comparison { is_restored: true, ..Comparison::default() });
@@ -161,10 +161,10 @@ impl UndoRun {
         Ok(found)
     }
 
-    /// The content that a path had before, for files whose content was kept.
+    /// Returns the original content of a path, if it was kept.
     ///
     /// # Errors
-    /// Where the journal cannot be read.
+    /// [`UndoError`] if the journal cannot be read.
     pub fn before(&self, path: &Path) -> Result<Option<Object>, UndoError> {
         let journal = self.journal()?;
         let entry = journal.entries.get(path.as_os_str().as_encoded_bytes());
@@ -173,15 +173,15 @@ impl UndoRun {
         self.slot(*slot).map_err(|errno| PathError::new(path, errno).into())
     }
 
-    /// What is at a path now.
+    /// Returns the object at a path now.
     ///
     /// # Errors
-    /// Where it cannot be looked at.
+    /// [`UndoError`] if it cannot be read.
     pub fn now(&self, path: &Path) -> Result<Option<Object>, UndoError> {
         self.find(path.as_os_str().as_encoded_bytes()).map_err(|errno| PathError::new(path, errno).into())
     }
 
-    /// How names begin that only the restoring of this run uses.
+    /// Returns the prefix of names that only the restoration of this run uses.
     pub(super) fn prefix(&self) -> String {
         format!("{UNDO_PREFIX}{}", self.meta.request.as_str())
     }
@@ -219,11 +219,11 @@ impl<'r> Comparing<'r> {
         Ok((comparing, was_killed))
     }
 
-    /// What is there at each path stays open.
+    /// Compares the paths. Keeps the present object of each path open.
     ///
     /// # Errors
-    /// Where they are more than this process may open: for want of a descriptor nothing is told
-    /// of any of them.
+    /// [`UndoError::TooMany`] if this process may not open so many: without a descriptor a path
+    /// cannot be compared.
     pub fn judge(&mut self, paths: &[PathBuf]) -> Result<Vec<Judged>, UndoError> {
         let selected = self.select(paths);
         let room = usize::try_from(descriptors::raise().unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
@@ -250,7 +250,7 @@ impl<'r> Comparing<'r> {
         all
     }
 
-    /// The entries at and beneath `paths`, with the directories that hold them.
+    /// Returns the entries at and beneath `paths`, with the directories above them.
     fn select(&self, paths: &[PathBuf]) -> BTreeMap<Vec<u8>, Entry> {
         if paths.is_empty() {
             return self.journal.entries.clone();
@@ -272,15 +272,15 @@ impl<'r> Comparing<'r> {
         selected
     }
 
-    /// Whether a path lies beneath something that the run made.
+    /// Returns whether a path is beneath an object that the run made.
     pub fn is_new(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         let is_absent = |above: &[u8]| self.journal.entries.get(above).is_some_and(|entry| entry.before.is_none());
         ends.map(|end| &path[..end]).any(is_absent)
     }
 
-    /// Looks through the workspace for objects that are not where they were, where there are
-    /// some whose content was not kept or that have several names.
+    /// Searches the workspace for moved objects, if there are files whose content was not kept or
+    /// that have several names.
     fn find_names(&mut self) -> Result<(), UndoError> {
         let mut wanted = HashSet::new();
         for (path, entry) in &self.journal.entries {
@@ -378,13 +378,14 @@ impl<'r> Comparing<'r> {
         }
     }
 
-    /// A file, a link or something special.
+    /// Compares a file, a symbolic link or a special file.
     fn judge_object(&mut self, judged: &mut Judged, before: &Before, entry: &Entry) {
         let is_same = match &judged.now {
             Some(now) => self.is_unchanged(now, before),
             None => Ok(false),
         };
-        // It has the same content, but is not the same file as its other names any more.
+        // True if the content is equal, but the object is no longer the same file as its other
+        // names.
         let is_apart = |now: &Object| {
             before.links > 1
                 && !before.is(now)
@@ -423,7 +424,7 @@ impl<'r> Comparing<'r> {
         }
     }
 
-    /// Whether what is there holds what was there.
+    /// Returns whether the present object has the original content.
     fn is_unchanged(&self, now: &Object, before: &Before) -> Result<bool, Errno> {
         if now.kind() != before.kind {
             return Ok(false);
@@ -432,7 +433,7 @@ impl<'r> Comparing<'r> {
             Kind::File => match self.journal.slots.get(&before.key()) {
                 Some((slot, _)) => match self.run.slot(*slot)? {
                     Some(kept) => same_content(now, &kept),
-                    // It was put back already.
+                    // The file was already restored.
                     None => Ok(before.is(now)),
                 },
                 None => Ok(before.is(now)),
@@ -482,7 +483,7 @@ impl<'r> Comparing<'r> {
     }
 }
 
-/// As [`entries`], without opening up a directory that cannot be read: nothing is changed.
+/// Lists a directory like [`entries`], but does not open up an unreadable one: changes nothing.
 pub(super) fn entries_readable(directory: &Object) -> Result<Vec<(Vec<u8>, rustix::fs::FileType)>, Errno> {
     if !rustix::process::geteuid().is_root() && directory.mode() & 0o500 != 0o500 {
         return Err(Errno::ACCESS);
@@ -490,8 +491,8 @@ pub(super) fn entries_readable(directory: &Object) -> Result<Vec<(Vec<u8>, rusti
     entries(directory.fd.as_fd())
 }
 
-/// Whether mode, owner and attributes are those of before. The time of a directory is the
-/// matter of what is in it.
+/// Returns whether mode, owner and attributes are the original ones. Ignores the time of a
+/// directory, which depends on its entries.
 pub(super) fn has_metadata(now: &Object, before: &Before) -> bool {
     let is_link = before.kind == Kind::Link;
     (is_link || now.mode() == before.mode)
@@ -500,7 +501,7 @@ pub(super) fn has_metadata(now: &Object, before: &Before) -> bool {
         && (is_link || now.attributes().is_ok_and(|attributes| attributes == before.attributes))
 }
 
-/// Whether `path` lies beneath `above`.
+/// Returns whether `path` is beneath `above`.
 pub(super) fn is_beneath(path: &[u8], above: &[u8]) -> bool {
     path.strip_prefix(above).is_some_and(|rest| rest.first() == Some(&b'/'))
 }

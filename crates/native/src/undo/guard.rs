@@ -1,7 +1,7 @@
-//! What restoring would make run or obeyed. A path that is guarded is put back where it was
-//! guarded before the run as well: it gets what was run or obeyed there then. A path that
-//! has become guarded since is not: its content may be any run's. Must not know how
-//! anything is put back.
+//! Protects paths that a restoration would make guarded (executed or used as configuration). A path
+//! that was guarded before the run is restored: it gets its original content again. A path that has
+//! become guarded since is not restored, because its content may come from any run. Must not depend
+//! on how an object is restored.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
@@ -19,25 +19,25 @@ use crate::guards::{Surveys, View, open_host_root};
 use crate::powers::{Powers, Refusal, Verdict};
 use crate::stage::PathError;
 
-/// What keeps something away that leads on.
+/// Reason for not restoring an object that leads to other guarded paths.
 pub(super) const REOPENED: &str = "a place that it leads to holds something newer than the run's beginning";
 const MARKS: [&[u8]; 3] = [b"HEAD", b"objects", b"refs"];
 
-/// When a path is judged.
+/// Time at which a path is checked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Moment {
-    /// By what the workspace will hold.
+    /// Before the restoration, against the content that the workspace will have.
     Before,
-    /// By what it holds, the path itself left out.
+    /// Now, against the present content, without the path itself.
     Now,
 }
 
-/// The guards of a run over its workspace, without its grants.
+/// Protection of the workspace of a run, without the run's grants.
 pub(super) struct Guard {
     powers: Powers,
     pub(super) surveys: Surveys,
     root: PathBuf,
-    /// Guarded places, relative to the workspace.
+    /// Guarded paths, relative to the workspace.
     pub(super) places: BTreeSet<Vec<u8>>,
 }
 
@@ -62,7 +62,7 @@ impl Guard {
         self.powers.has_guarded_name(self.root.join(os(path)).as_os_str().as_bytes())
     }
 
-    /// Why a run could not make this path without a grant.
+    /// Returns the reason why a run could not make this path without a grant.
     fn refusal(&self, path: &[u8], exists: &dyn Fn(&[u8]) -> bool) -> Option<Refusal> {
         let whole = self.root.join(os(path));
         let bytes = whole.as_os_str().as_bytes();
@@ -77,13 +77,14 @@ impl Guard {
 }
 
 impl Comparing<'_> {
-    /// Makes conflicts of what would be run or obeyed, and was not.
+    /// Adds a conflict for every path that would be newly guarded.
     pub fn guard_all(&self, judged: &mut [Judged]) {
         let is_reopened = self.is_reopened(&Outcome::planned(judged));
         for one in judged.iter_mut() {
             let acts = one.conflict.is_none() && one.effect.is_some() && one.plan != Plan::Remove;
             let Some(before) = one.before.as_ref().filter(|_| acts && !one.path.is_empty()) else { continue };
-            // The mode of a directory may be what keeps everybody from looking.
+            // Restoring a mode alone is never refused, because the mode may hide the directory from
+            // other users.
             if one.plan == Plan::Stay && before.kind == Kind::Directory {
                 continue;
             }
@@ -100,14 +101,15 @@ impl Comparing<'_> {
         }
     }
 
-    /// Why this would lead git, which fetches from an address there or beneath, elsewhere.
+    /// Returns the rule if the object would redirect git, which fetches from an address at or
+    /// beneath the path.
     pub(super) fn leads_from_address(&self, path: &[u8], kind: Kind) -> Option<String> {
         let whole = self.guard.root.join(os(path));
         let refusal = self.guard.surveys.refusal_at_address(whole.as_os_str().as_bytes(), true);
         refusal.filter(|_| kind != Kind::Directory).map(|refusal| refusal.rule)
     }
 
-    /// Why this path is guarded, where it was not before the run.
+    /// Returns the rule that guards this path, if it was not guarded before the run.
     pub fn newly_guarded(&self, path: &[u8], moment: Moment) -> Option<String> {
         let refusal = self.refusal(path, moment)?;
         let unit = match &refusal.grant {
@@ -136,14 +138,14 @@ impl Comparing<'_> {
         self.journal.guarded.iter().any(|place| place == path || is_beneath(path, place))
     }
 
-    /// Whether it is a part of what was a repository.
+    /// Returns whether the path is a part of a former repository.
     fn was_part(&self, path: &[u8]) -> bool {
         let (above, name) = split(path);
         let parts = MARKS.into_iter().chain(self.guard.surveys.parts().names());
         self.journal.repositories.contains(above) && parts.into_iter().any(|part| part.eq_ignore_ascii_case(name))
     }
 
-    /// Whether a repository is none without what is at this path, or above it.
+    /// Returns whether git needs this path, or a path above it, to recognise a former repository.
     pub(super) fn completes(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         ends.chain([path.len()]).any(|end| {
@@ -152,12 +154,12 @@ impl Comparing<'_> {
         })
     }
 
-    /// Whether a path lies in such a thing: it completes nothing by itself.
+    /// Returns whether a path is inside such a path, so that it completes no repository by itself.
     pub(super) fn is_within_mark(&self, path: &[u8]) -> bool {
         self.completes(split(path).0)
     }
 
-    /// Whether what is put at a path may make other places run or obeyed.
+    /// Returns whether an object at this path may make other paths guarded.
     pub(super) fn leads_on(&self, path: &[u8], kind: Kind) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         let mut prefixes = ends.chain([path.len()]).map(|end| &path[..end]);

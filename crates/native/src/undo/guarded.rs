@@ -1,5 +1,5 @@
-//! What was run or obeyed before a run, by its name or by what led to it. Must not know what
-//! is so now.
+//! Guarded paths before a run: paths that were executed or used as configuration, because of their
+//! names or a reference to them. Must not depend on the present state.
 
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt as _;
@@ -10,10 +10,10 @@ use stockade_files::object::os;
 use super::compare::is_beneath;
 use crate::powers::Powers;
 
-/// What git neither runs nor obeys of a repository, and there may be much of it.
+/// Directory of a repository that git neither executes nor uses as configuration; may be large.
 const OBJECTS: &[u8] = b"objects";
 
-/// What was guarded before a run, relative to its workspace.
+/// The guarded paths before a run, relative to its workspace.
 #[derive(Debug)]
 pub(super) struct GuardedBefore {
     root: PathBuf,
@@ -28,7 +28,7 @@ impl GuardedBefore {
         Self { root: root.to_owned(), powers, places: BTreeSet::new(), repositories: BTreeSet::new() }
     }
 
-    /// With places to which something led, and directories that were repositories.
+    /// Adds paths that were guarded because of a reference, and directories that were repositories.
     pub fn add<'p>(
         &mut self,
         places: impl IntoIterator<Item = &'p Vec<u8>>,
@@ -38,8 +38,8 @@ impl GuardedBefore {
         self.repositories.extend(repositories.into_iter().cloned());
     }
 
-    /// Whether a file at this path is of that kind. Whoever could write to it, by another name
-    /// or a descriptor, would write what is run or obeyed.
+    /// Returns whether a file at this path is guarded. A process that can write to the file by
+    /// another name or a descriptor would change executed code or configuration.
     pub fn holds(&self, path: &[u8]) -> bool {
         let whole = self.root.join(os(path));
         self.powers.has_guarded_name(whole.as_os_str().as_bytes())

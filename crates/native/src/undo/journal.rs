@@ -1,5 +1,5 @@
-//! The journal of one run: lines are appended while the run goes on, and read as a whole
-//! afterwards. Must not know the tree that the lines are about.
+//! The journal of one run. The run appends lines; later the journal is read as a whole. Must not
+//! depend on the tree that the lines describe.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -20,13 +20,13 @@ const JOURNAL: &str = "journal";
 /// Longest line. A path takes 8 KiB at most; attributes may take the rest.
 pub(super) const MAX_LINE_BYTES: usize = 512 * 1024;
 
-/// Size of a whole journal.
+/// Largest size of a journal.
 pub(super) const MAX_JOURNAL_BYTES: u64 = 512 << 20;
 
-/// An object of a filesystem: device and inode.
+/// Device and inode of an object.
 pub(super) type ObjectKey = (u64, u64);
 
-/// What was at a path before the run.
+/// The object at a path before the run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Before {
     pub kind: Kind,
@@ -36,12 +36,12 @@ pub(super) struct Before {
     pub modified: Time,
     pub device: u64,
     pub inode: u64,
-    /// How many names a file had.
+    /// Number of names (hard links).
     pub links: u64,
     pub size: u64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attributes: Attributes,
-    /// The text of a link.
+    /// Target of a symbolic link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<RawText>,
 }
@@ -68,7 +68,7 @@ impl Before {
         (self.device, self.inode)
     }
 
-    /// Whether `object` is the very object.
+    /// Returns whether `object` is the same object, by device, inode and kind.
     pub fn is(&self, object: &Object) -> bool {
         self.key() == key_of(object) && self.kind == object.kind()
     }
@@ -78,53 +78,54 @@ pub(super) fn key_of(object: &Object) -> ObjectKey {
     (object.stat.st_dev, object.inode())
 }
 
-/// A name in a directory, and the object that has it: device and inode.
+/// A name in a directory, with device and inode of its object.
 pub(super) type MadeName = (RawText, u64, u64);
 
-/// One line.
+/// A line of the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Line {
-    /// What was at a path, if anything was. The first such line of a path counts.
+    /// The original object at a path, or `None`. The first such line of a path is valid.
     Entry { path: RawText, before: Option<Before> },
-    /// What was at the path is removed or moved away, with all beneath it recorded.
+    /// The object at the path is removed or renamed; everything beneath it is recorded.
     Gone { path: RawText },
     /// The content of this object is kept in a slot.
     Data { device: u64, inode: u64, slot: u32, bytes: u64 },
-    /// What is left of a path at the end of the run.
+    /// State of a path at the end of the run.
     After { path: RawText, mode: u32, digest: Option<String> },
-    /// Before the run a link or a setting led to this path, so that it was run or obeyed.
+    /// Before the run, a symbolic link or a setting led to this path, so it was executed or used as
+    /// configuration.
     Guarded { path: RawText },
-    /// Before the run git took this directory for a repository by what it held.
+    /// Before the run, git took this directory for a repository because of its content.
     Repository { path: RawText },
-    /// All of both is noted.
+    /// All `Guarded` and `Repository` lines are written.
     Surveyed,
-    /// The time of files when the run began.
+    /// Begin of the run, by the clock of file times.
     Begun { at: Time },
-    /// What a directory that the run made or filled holds at the end of the run. No names
-    /// where that is not known.
+    /// Names at the end of the run in a directory that the run made or filled. `None` if they are
+    /// unknown.
     Made { device: u64, inode: u64, inner: Option<Vec<MadeName>> },
-    /// A further attempt of the same run begins: an end before it is none.
+    /// Another attempt of the same run begins, so an earlier `End` is void.
     Again,
-    /// The run is over. What is changed later is not the run's.
+    /// The run has ended. Later changes do not belong to it.
     End { at: Time },
-    /// Restoring is about to change this object, or its names; at the end of it, when it was
-    /// changed last.
+    /// The restoration is about to change this object or its names. At the end of the restoration
+    /// the line is repeated with the last change time.
     Touched {
         device: u64,
         inode: u64,
         changed: Option<Time>,
-        /// When the object was made: another one may get its number.
+        /// Creation time, because another object may get the same inode number.
         #[serde(default)]
         born: Option<Time>,
     },
-    /// Restoring was decided on.
+    /// The restoration was decided.
     Restoring,
-    /// All of it was restored.
+    /// The restoration is complete.
     Restored,
 }
 
-/// What is known about a path.
+/// State of one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub before: Option<Before>,
@@ -133,10 +134,10 @@ pub(super) struct Entry {
     pub after: Option<(u32, Option<String>)>,
 }
 
-/// What restoring itself noted of an object that it changed.
+/// Record of an object that the restoration changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Touched {
-    /// When it was done with it; none where it was cut off.
+    /// Time of the last change by the restoration; `None` if it was interrupted.
     pub changed: Option<Time>,
     pub born: Option<Time>,
 }
@@ -144,22 +145,22 @@ pub(super) struct Touched {
 /// A journal, read as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Journal {
-    /// By path relative to the workspace, so that a directory comes before what is in it.
+    /// Entries by path relative to the workspace, so a directory comes before its content.
     pub entries: BTreeMap<Vec<u8>, Entry>,
-    /// The slot of each object whose content is kept, and its size.
+    /// Slot and size of each object whose content is kept.
     pub slots: HashMap<ObjectKey, (u32, u64)>,
-    /// What was first recorded of an object: by another name it may have been changed later.
+    /// First record of each object, because it may have changed later under another name.
     pub first: HashMap<ObjectKey, Before>,
-    /// Paths that were run or obeyed before the run, whatever their names.
+    /// Paths that were executed or used as configuration before the run, whatever their names.
     pub guarded: BTreeSet<Vec<u8>>,
     /// Directories that git took for repositories before the run.
     pub repositories: BTreeSet<Vec<u8>>,
     pub is_surveyed: bool,
-    /// What each directory that is new held at the end of the run, where that is known.
+    /// Names in each new directory at the end of the run, if they are known.
     pub made: HashMap<ObjectKey, Option<HashMap<Vec<u8>, ObjectKey>>>,
-    /// Objects that restoring itself changed.
+    /// Objects that the restoration changed.
     pub touched: HashMap<ObjectKey, Touched>,
-    /// Paths that restoring noted, which say nothing of the time before the run.
+    /// Paths that the restoration recorded; their entries do not describe the time before the run.
     pub late: BTreeSet<Vec<u8>>,
     pub begun: Option<Time>,
     pub end: Option<Time>,
@@ -168,7 +169,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Reads what is complete. A last line that was cut off is about a call that was never
+    /// Reads the complete lines. Ignores an incomplete last line, because its call was never
     /// carried out.
     pub fn read(directory: BorrowedFd<'_>) -> Result<Self, PathError> {
         let at = Path::new(JOURNAL);
@@ -254,18 +255,18 @@ impl Journal {
         }
     }
 
-    /// The slot after the highest.
+    /// Returns the slot after the highest.
     pub fn next_slot(&self) -> u32 {
         self.slots.values().map(|(slot, _)| slot + 1).max().unwrap_or(0)
     }
 
-    /// What all slots take.
+    /// Returns the size of all slots.
     pub fn bytes(&self) -> u64 {
         self.slots.values().map(|(_, bytes)| bytes).sum()
     }
 }
 
-/// A journal that is appended to.
+/// A journal open for appending.
 #[derive(Debug)]
 pub(super) struct JournalWriter {
     file: File,
@@ -273,7 +274,7 @@ pub(super) struct JournalWriter {
 }
 
 impl JournalWriter {
-    /// Opens the journal of a run. What a writer that was killed left of a line is cut off.
+    /// Opens the journal of a run. Cuts off an incomplete line of a killed writer.
     pub fn open(directory: BorrowedFd<'_>) -> Result<Self, Errno> {
         let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = openat(directory, JOURNAL, flags, Mode::RUSR | Mode::WUSR)?;
@@ -282,10 +283,10 @@ impl JournalWriter {
         Ok(Self { file: File::from(fd), bytes })
     }
 
-    /// Appends a line in one write, so that it is there or not.
+    /// Appends a line in one write, so that the journal contains all of it or nothing.
     ///
     /// # Errors
-    /// `FBIG` where the line or the journal becomes too long.
+    /// `FBIG` if the line or the journal becomes too long.
     pub fn append(&mut self, line: &Line) -> Result<(), Errno> {
         let mut text = serde_json::to_vec(line).map_err(|_| Errno::INVAL)?;
         text.push(b'\n');
@@ -293,7 +294,7 @@ impl JournalWriter {
             return Err(Errno::FBIG);
         }
         if let Err(error) = self.file.write_all(&text) {
-            // A part of it would make the next line unreadable.
+            // A partial line would make the next line unreadable.
             let _ = self.file.set_len(self.bytes);
             return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
         }
@@ -306,7 +307,7 @@ impl JournalWriter {
     }
 }
 
-/// The length of the complete lines.
+/// Returns the length of the complete lines.
 fn whole_lines(journal: BorrowedFd<'_>) -> Result<u64, Errno> {
     let size = u64::try_from(rustix::fs::fstat(journal)?.st_size).unwrap_or(0);
     let from = size.saturating_sub(MAX_LINE_BYTES as u64);

@@ -1,5 +1,5 @@
-//! Keeps the content of single files in the store: by a second name where nobody can change
-//! the file by that, otherwise by a copy. Must not know why.
+//! Keeps the content of single files in the store: by a second name (hard link), or by a copy if a
+//! process could change the file afterwards. Must not depend on the reason.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -17,12 +17,12 @@ use super::journal::key_of;
 /// Bytes copied at once.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// The name of a slot.
+/// Returns the name of a slot.
 pub(super) fn slot_name(slot: u32) -> String {
     slot.to_string()
 }
 
-/// Why the content of a file is not kept.
+/// Reason why the content of a file is not kept.
 pub(super) enum KeepError {
     Full,
     Errno(Errno),
@@ -34,13 +34,13 @@ impl From<Errno> for KeepError {
     }
 }
 
-/// What a file takes on the disk.
+/// Returns the size of a file on the disk.
 pub(super) fn bytes_of(object: &Object) -> u64 {
     u64::try_from(object.stat.st_blocks).unwrap_or(0) * 512
 }
 
-/// Gives the file `name` in `directory` the name of a slot. False where that cannot be done,
-/// or somebody could change the file by another name or descriptor.
+/// Links the file `name` in `directory` to a slot. Returns false if that is impossible, or if a
+/// process could change the file by another name or descriptor.
 pub(super) fn link(
     (directory, name): (BorrowedFd<'_>, &OsStr),
     object: &Object,
@@ -50,7 +50,7 @@ pub(super) fn link(
         return false;
     }
     let slot = slot_name(slot);
-    // What a run that was killed left without a line.
+    // Remains of a killed run, without a line in the journal.
     let _ = unlinkat(objects, slot.as_str(), AtFlags::empty());
     if linkat(directory, name, objects, slot.as_str(), AtFlags::empty()).is_err() {
         return false;
@@ -63,8 +63,8 @@ pub(super) fn link(
     is_same
 }
 
-/// A file that cannot be opened has no writer that this process could find: its mode keeps
-/// most away.
+/// Returns whether another process may have the file open for writing. For a file that cannot be
+/// opened, this process cannot find a writer; the mode excludes most.
 pub(super) fn may_have_writer(object: &Object) -> bool {
     match object.open() {
         Err(Errno::ACCESS) => false,
@@ -73,7 +73,7 @@ pub(super) fn may_have_writer(object: &Object) -> bool {
     }
 }
 
-/// Copies the content of `object` to a slot, of no more than `left_bytes`. Gives what it takes.
+/// Copies at most `left_bytes` of the content of `object` to a slot. Returns the bytes taken.
 pub(super) fn copy(object: &Object, objects: BorrowedFd<'_>, slot: u32, left_bytes: u64) -> Result<u64, KeepError> {
     let content = object.open()?;
     let name = slot_name(slot);
@@ -86,7 +86,7 @@ pub(super) fn copy(object: &Object, objects: BorrowedFd<'_>, slot: u32, left_byt
         copy_data(&content, &made, object.size(), left_bytes)
     };
     let put = copied.and_then(|bytes| {
-        // A slot that was a second name of the file becomes a copy in one step.
+        // Atomically replaces a slot that was a second name of the file.
         renameat(objects, partial.as_str(), objects, name.as_str())?;
         Ok(bytes)
     });
@@ -108,13 +108,13 @@ fn new_file(objects: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Copies `size` bytes, leaving holes where there are some. Gives the bytes that are not holes.
+/// Copies `size` bytes and keeps holes. Returns the number of bytes that are not holes.
 pub(super) fn copy_data(from: &File, to: &OwnedFd, size: u64, left_bytes: u64) -> Result<u64, KeepError> {
     let (mut at, mut copied) = (0_u64, 0_u64);
     while at < size {
         let data = match seek(from, SeekFrom::Data(at)) {
             Ok(data) => data,
-            // Nothing but a hole is left.
+            // Only a hole is left.
             Err(Errno::NXIO) => break,
             Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
             Err(errno) => return Err(errno.into()),

@@ -1,28 +1,28 @@
-//! Undo: what a run changes in its workspace is kept first, so that the workspace can be
-//! put back as it was before the run.
+//! Undo: records the original objects before a run changes them in its workspace, so that the
+//! workspace can be restored.
 //!
 //! Each run has a directory here:
 //!
 //! ```text
-//! ID/lock       held by the run, and by the command that restores
-//! ID/run        which run it is, and of which workspace
-//! ID/journal    what was there before, one JSON object a line, only ever appended to
-//! ID/objects/N  the content of a file as it was (its pre-image)
+//! ID/lock       lock file, held by the run and by the command that restores
+//! ID/run        description of the run and its workspace
+//! ID/journal    the original objects, one JSON object a line, append-only
+//! ID/objects/N  the original content of a file (its pre-image)
 //! ```
 //!
-//! - [`Recorder`] is told of every change before it is made;
-//! - [`UndoStore`] is the place of all runs, [`UndoRun`] is one of them;
-//! - [`UndoRun::compare`] tells what the run changed, [`UndoRun::restore`] puts it back.
+//! - [`Recorder`] must be called before every change;
+//! - [`UndoStore`] is the directory of all runs, [`UndoRun`] is one of them;
+//! - [`UndoRun::compare`] lists the changes of the run, [`UndoRun::restore`] reverts them.
 //!
-//! The journal is keyed by path, and the first line about a path counts. A line is complete
-//! before the call that it is about is carried out, so a process that is killed leaves
-//! nothing unrecorded. What a run makes needs no pre-image; only the topmost new name is
-//! recorded.
+//! The journal is keyed by path, and the first line about a path is valid. A line is complete
+//! before its call is carried out, so a killed process leaves no unrecorded change. A new object
+//! needs no pre-image; only the topmost new name is recorded.
 //!
-//! Whether a path was changed after the run is told by the kernel's change time (`ctime`),
-//! which no program can set, and by content.
+//! The kernel's change time (`ctime`), which no program can set, and the content show whether a
+//! path was changed after the run.
 //!
-//! Must not know how a call is trapped or decided, who asks, or what a person is shown.
+//! Must not depend on how a call is trapped or decided, who the caller is, or how changes are
+//! displayed.
 
 mod compare;
 mod guard;

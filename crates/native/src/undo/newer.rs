@@ -1,5 +1,5 @@
-//! What was changed or put there after a run. What the run left is known by what was noted
-//! at its end, and by the kernel's change times. Must not know what was there before the run.
+//! Finds objects that were changed or made after a run. The records at the end of the run and the
+//! kernel's change times show the state that the run left. Must not depend on the state before it.
 
 use std::os::fd::AsFd as _;
 
@@ -11,11 +11,11 @@ use super::journal::{Entry, key_of};
 use super::recorder::join;
 use super::settle::digest_of;
 
-/// How far the clock of files may be behind the system's.
+/// Largest lag of the clock of file times behind the system clock.
 const MAX_CLOCK_LAG_MS: u64 = 100;
 
 impl Comparing<'_> {
-    /// Whether something that is no directory was changed after the run.
+    /// Returns whether an object that is not a directory was changed after the run.
     pub(super) fn is_newer(&self, now: &Object, entry: &Entry) -> bool {
         if now.changed() <= self.end || self.is_left(now) {
             return false;
@@ -24,24 +24,25 @@ impl Comparing<'_> {
         left.is_none_or(|left| now.kind() != Kind::File || digest_of(now).as_ref() != Some(left))
     }
 
-    /// Whether nobody but restoring itself changed an object after the run. Where restoring was
-    /// cut off it is not known when it was done with the object: its content has an older time
-    /// then, which programs can set.
+    /// Returns whether only the restoration changed an object after the run. After an interruption
+    /// the time of its last change is unknown. Then the content must have an older modification
+    /// time, which programs can set.
     pub(super) fn is_left(&self, now: &Object) -> bool {
         let Some(touched) = self.journal.touched.get(&key_of(now)) else { return false };
         match touched.changed {
             Some(at) => now.changed() <= at,
-            // The number of an object that is gone may be that of a new one.
+            // A new object may have the inode number of a removed one.
             None => touched.born == born(now) && (now.is_directory() || now.modified() <= self.end),
         }
     }
 
-    /// Whether the content is as the run left it. A run may have set a time of the future.
+    /// Returns whether the content is as the run left it. Ignores the modification time, which a
+    /// run may have set to the future.
     pub(super) fn is_content_old(&self, now: &Object) -> bool {
         now.changed() <= self.end || self.is_left(now)
     }
 
-    /// Whether a directory was made after the run. What is in it is looked at by itself.
+    /// Returns whether a directory was made after the run. Entries are checked separately.
     pub(super) fn is_newer_directory(&self, now: &Object) -> bool {
         if now.changed() <= self.end || self.is_left(now) {
             return false;
@@ -49,7 +50,7 @@ impl Comparing<'_> {
         born(now).is_none_or(|born| born > self.end)
     }
 
-    /// Whether what is at a new path is not what the run left there.
+    /// Returns whether the object at a new path differs from the one that the run left there.
     pub(super) fn is_foreign(&self, path: &[u8], now: &Object) -> bool {
         if self.is_left(now) || self.is_own_name(name_of(path)) {
             return false;
@@ -58,13 +59,13 @@ impl Comparing<'_> {
         let above = self.run.find(above).ok().flatten();
         match above.and_then(|above| self.was_made(&above, name_of(path), now)) {
             Some(was_made) => !was_made,
-            // Each new directory was noted at the end of the run.
+            // Each new directory was recorded at the end of the run.
             None => now.is_directory() && !self.journal.made.contains_key(&key_of(now)),
         }
     }
 
-    /// What is not known to have been there at the end of the run is the run's where its times
-    /// say so alone.
+    /// Returns whether the times of an object do not prove that the run made it. Used if the object
+    /// is not recorded at the end of the run.
     pub(super) fn is_unproven(&self, now: &Object) -> bool {
         let start = self.started();
         let is_within = |time: Time| start <= time && time <= self.end;
@@ -72,7 +73,7 @@ impl Comparing<'_> {
         !is_proven && !self.is_left(now) && !self.journal.first.contains_key(&key_of(now))
     }
 
-    /// A time before which nothing was changed by the run.
+    /// Returns a time before any change of the run.
     fn started(&self) -> Time {
         let start_ms = self.run.meta.started_ms.saturating_sub(MAX_CLOCK_LAG_MS);
         Time {
@@ -81,29 +82,29 @@ impl Comparing<'_> {
         }
     }
 
-    /// Whether an object is as it was when the run began.
+    /// Returns whether an object is unchanged since the run began.
     pub(super) fn is_older_than_run(&self, now: &Object) -> bool {
         now.changed() <= self.journal.begun.unwrap_or_else(|| self.started())
     }
 
-    /// Whether restoring itself uses a name.
+    /// Returns whether a name is reserved for the restoration.
     pub(super) fn is_own_name(&self, name: &[u8]) -> bool {
         name.starts_with(self.run.prefix().as_bytes())
     }
 
-    /// Whether something in a new directory was there under this name at the end of the run.
+    /// Returns whether an entry of a new directory existed under this name at the end of the run.
     pub(super) fn may_go(&self, directory: &Object, name: &[u8], object: &Object) -> bool {
         self.is_own_name(name) || self.was_made(directory, name, object).unwrap_or_else(|| !self.is_unproven(object))
     }
 
-    /// Whether an object was in this new directory under this name at the end of the run. Not
-    /// known of a directory whose names were not noted.
+    /// Returns whether an object had this name in this new directory at the end of the run. `None`
+    /// if the names of the directory were not recorded.
     pub(super) fn was_made(&self, directory: &Object, name: &[u8], object: &Object) -> Option<bool> {
         let inner = self.journal.made.get(&key_of(directory))?.as_ref()?;
         Some(inner.get(name) == Some(&key_of(object)))
     }
 
-    /// Notes what in a new directory was changed or made after the run.
+    /// Records entries of a new directory that were changed or made after the run.
     pub(super) fn look_for_newer(&mut self, path: &[u8], directory: &Object, depth: usize) {
         let Ok(inner) = entries_readable(directory) else { return };
         for (name, _) in inner {
@@ -112,7 +113,7 @@ impl Comparing<'_> {
             }
             let path = join(path, &name);
             let Ok(Some(object)) = Object::find(directory.fd.as_fd(), os(&name)) else { continue };
-            // What restoring itself moved aside or made has lines of its own.
+            // Objects that the restoration moved aside or made have lines of their own.
             let is_own = self.journal.entries.contains_key(&path);
             if !is_own && !self.may_go(directory, &name, &object) {
                 self.newer.push(path);
@@ -135,7 +136,7 @@ fn name_of(path: &[u8]) -> &[u8] {
     path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
 }
 
-/// When an object was made, where the filesystem tells.
+/// Returns the creation time of an object, if the filesystem has one.
 pub(super) fn born(object: &Object) -> Option<Time> {
     let found = statx(&object.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
     let is_told = found.stx_mask & StatxFlags::BTIME.bits() != 0;

@@ -1,4 +1,4 @@
-//! Puts back what was at a path. Must not know in which order paths are restored, or why.
+//! Restores the object of a path. Must not depend on the order of paths, or the reason.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,12 +18,12 @@ use super::restore::{Restoring, set_metadata};
 use super::spot::Spot;
 
 impl Restoring<'_, '_> {
-    /// Makes one path what it was, but for what lies beneath.
+    /// Restores one path, without the content beneath it.
     pub(super) fn put(&mut self, judged: &Judged) -> Result<(), Errno> {
         let Some(before) = &judged.before else { return Ok(()) };
         let before =
             self.comparing.journal.first.get(&before.key()).filter(|_| before.kind == Kind::File).unwrap_or(before);
-        // A run may go on meanwhile.
+        // The mode can be restored while another run uses the directory.
         let is_mode = judged.plan == Plan::Stay && before.kind == Kind::Directory;
         if judged.effect.is_some() && !is_mode && self.is_planted(&judged.path) {
             return Ok(());
@@ -54,11 +54,11 @@ impl Restoring<'_, '_> {
         }
     }
 
-    /// Makes a directory, a link or a pipe. It gets its name when it is noted as touched.
+    /// Makes a directory, a symbolic link or a pipe. Records it as touched before it gets its name.
     fn make(&mut self, before: &Before, spot: &Spot<'_>) -> Result<(), Errno> {
         let (held, partial) = (&spot.held, self.partial(spot.name));
         let flags = if before.kind == Kind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        // What an attempt that was cut off left.
+        // Remains of an interrupted attempt.
         let _ = unlinkat(held, &partial, flags);
         match before.kind {
             Kind::Directory => mkdirat(held, &partial, Mode::RWXU),
@@ -76,7 +76,7 @@ impl Restoring<'_, '_> {
         self.put_partial(ready, &partial, spot, flags).map(drop)
     }
 
-    /// Gives what is ready its name, and removes it where it does not get it.
+    /// Renames a prepared object to its final name. Removes it if it does not get that name.
     fn put_partial(
         &mut self,
         ready: Result<(), Errno>,
@@ -96,7 +96,7 @@ impl Restoring<'_, '_> {
     fn put_file(&mut self, before: &Before, source: Option<&Source>, spot: &Spot<'_>) -> Result<(), Errno> {
         let (path, held, name) = (spot.path, &spot.held, spot.name);
         let is_guarded = self.comparing.guarded_before.holds(path);
-        // Another name of the same file is back already.
+        // Another name of the same file is already restored.
         if before.links > 1
             && !is_guarded
             && let Some(first) = self.placed.get(&before.key()).cloned()
@@ -105,7 +105,7 @@ impl Restoring<'_, '_> {
         {
             let link = || link_object(&object, held, name);
             match self.give(spot, link, || unlinkat(held, name, AtFlags::empty())) {
-                // Put by its own source then.
+                // Then the file is restored from its own source.
                 Err(errno) if errno != Errno::STALE => {}
                 given => {
                     if let Some(Source::Moved(from) | Source::Linked(from)) = source {
@@ -162,9 +162,9 @@ impl Restoring<'_, '_> {
         }
     }
 
-    /// Puts a kept file in its place: itself where it is the very file and has no other name,
-    /// a copy otherwise. A guarded file is always a copy: another run may hold the very file
-    /// open since it had another name. Tells whether it is there.
+    /// Restores a kept file: moves the file itself if it is the original and has no other name;
+    /// otherwise makes a copy. A guarded file is always copied, because another run may have opened
+    /// the original while it had another name. Returns whether the file stays.
     fn put_slot(&mut self, slot: u32, before: &Before, spot: &Spot<'_>, is_guarded: bool) -> Result<bool, Errno> {
         let run = self.comparing.run;
         let kept = run.slot(slot)?.ok_or(Errno::NOENT)?;
@@ -178,7 +178,7 @@ impl Restoring<'_, '_> {
         match self.give(spot, link, || unlinkat(held, name, AtFlags::empty())) {
             Ok(true) => {
                 self.take_over(spot, before)?;
-                // Until here it is there twice, so that it is never lost.
+                // Until here the file has two names, so that an interruption cannot lose it.
                 unlinkat(&run.objects, slot.as_str(), AtFlags::empty()).map(|()| true)
             }
             Err(errno) if errno != Errno::STALE => self.put_copy(&kept, before, spot),
@@ -186,14 +186,14 @@ impl Restoring<'_, '_> {
         }
     }
 
-    /// Writes a new file. It gets its name when it is whole, and has none before where the
-    /// filesystem can do that: nobody can open it, or see it come.
+    /// Writes a new file, and gives it its name when it is complete. Before that it has no name if
+    /// the filesystem supports `O_TMPFILE`, so other processes cannot open or see it.
     fn put_copy(&mut self, kept: &Object, before: &Before, spot: &Spot<'_>) -> Result<bool, Errno> {
         let held = &spot.held;
         let mode = Mode::RUSR | Mode::WUSR;
         let fill_in = |restoring: &mut Self, made: OwnedFd| {
             fill(kept, &made)?;
-            // Nobody has it open for writing from now on.
+            // From now on no process has the file open for writing.
             let path = DescriptorPath::new(made.as_fd());
             let made = Object::of(openat(CWD, path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)?;
             restoring.touch(spot.path, &made)?;
@@ -214,7 +214,7 @@ impl Restoring<'_, '_> {
     }
 }
 
-/// Gives a held object one more name.
+/// Gives an open object one more name.
 fn link_object(object: &Object, held: &OwnedFd, name: impl rustix::path::Arg) -> Result<(), Errno> {
     linkat(CWD, DescriptorPath::new(object.fd.as_fd()).as_c_str(), held, name, AtFlags::SYMLINK_FOLLOW)
 }

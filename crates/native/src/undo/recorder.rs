@@ -1,9 +1,9 @@
-//! Keeps what a run is about to change. Each function is to be called before the change it
-//! is named for; where it fails, the change must not be made.
+//! Records and keeps the objects that a run is about to change. Each function must be called before
+//! the change in its name. If it fails, the change must not be made.
 //!
-//! Whatever the order of calls, three things hold: the first line about a path says what was
-//! there before the run; the content of every file that existed before the run is in a slot
-//! or still in the file; and a path without a line is unchanged, or beneath one that is new.
+//! In any order of calls, three rules apply. The first line about a path describes the object
+//! before the run. The content of every file that existed before the run is in a slot or still in
+//! the file. A path without a line is unchanged, or is beneath a new path.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -22,38 +22,38 @@ use super::keep::{self, KeepError};
 use super::settle::time_now;
 use super::store::{IN_WORKSPACE, open_objects};
 
-/// Paths that are recorded of one run.
+/// Most paths that are recorded for one run.
 const MAX_ENTRIES: usize = 1_000_000;
-/// Levels of a directory that is moved.
+/// Most levels of a directory that is moved.
 const MAX_DEPTH: usize = 400;
 
-/// What is recorded of a path.
+/// Recorded state of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
-    /// Nothing was there: all that is there now is new.
+    /// No object existed: every object there now is new.
     Absent,
-    /// Something was there.
+    /// An object existed.
     Present,
-    /// What was there was removed or moved away, with all beneath it recorded.
+    /// The object was removed or renamed; everything beneath it is recorded.
     Gone,
 }
 
-/// What a path without a line of its own is.
+/// Known state of a path, with or without a line of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     Recorded(Seen),
-    /// Beneath something new that is recorded.
+    /// The path is beneath a recorded new path.
     Covered,
-    /// New, beneath something that was there before and is gone.
+    /// The path is new, beneath an object that existed before and is gone.
     Fresh,
-    /// As it was before the run.
+    /// The path is as before the run.
     Untouched,
 }
 
-/// Where the content of a file is that existed before the run.
+/// Location of the content of a file that existed before the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Content {
-    /// In the file: nothing has changed it.
+    /// In the file, which is unchanged.
     Live,
     /// In the file, which has a slot as its second name.
     Linked(u32),
@@ -61,54 +61,54 @@ enum Content {
     Copied,
 }
 
-/// What was there cannot be kept.
+/// The original object cannot be kept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unkept {
-    /// It would take more than the budget of the run.
+    /// The content would exceed the budget of the run.
     #[error(
         "what was there cannot be kept for undo: the run's {limit_bytes} bytes are used up; \
          raise `undo_bytes` of the profile, or run without undo"
     )]
     Full {
-        /// The budget.
+        /// Budget in bytes.
         limit_bytes: u64,
     },
-    /// Too much was changed already.
+    /// The run has changed too many paths.
     #[error("what was there cannot be kept for undo: more than {MAX_ENTRIES} changes; run without undo")]
     TooMany,
-    /// It cannot be read.
+    /// The object cannot be read.
     #[error("what was there cannot be kept for undo, because it cannot be read: {0}; run without undo")]
     Unreadable(Errno),
-    /// It cannot be written to the store.
+    /// The object cannot be written to the store.
     #[error("what was there cannot be kept for undo: {0}; free space in the state directory, or run without undo")]
     Store(Errno),
 }
 
-/// Records the changes of one run.
+/// Recorder of the changes of one run.
 #[derive(Debug)]
 pub struct Recorder {
-    /// The workspace as the host sees it.
+    /// The workspace on the host.
     root: OwnedFd,
-    /// Its path, as the run sees it.
+    /// Path of the workspace in the run.
     workspace: Vec<u8>,
     objects: OwnedFd,
     journal: JournalWriter,
     seen: HashMap<Vec<u8>, Seen>,
     contents: HashMap<ObjectKey, Content>,
-    /// Names of files that had several when they were looked for, which is done once.
+    /// Names of files that had several when the workspace was searched, which is done once.
     names: Option<HashMap<ObjectKey, Vec<Vec<u8>>>>,
     next_slot: u32,
     limit_bytes: u64,
     left_bytes: u64,
-    /// Whether something that existed before the run has got another name: only then can a
-    /// new path lead to it.
+    /// True if an object that existed before the run has got another name. Only then can a new path
+    /// lead to such an object.
     has_moved: bool,
     has_surveyed: bool,
     guarded: GuardedBefore,
 }
 
 impl Recorder {
-    /// Records in the directory of a run. What an earlier attempt recorded there stays.
+    /// Opens the recorder in the directory of a run. Keeps the records of an earlier attempt.
     pub(super) fn open(
         root: OwnedFd,
         workspace: &Path,
@@ -163,21 +163,21 @@ impl Recorder {
         })
     }
 
-    /// The path of the workspace, as the run sees it.
+    /// Returns the path of the workspace in the run.
     pub fn workspace(&self) -> &[u8] {
         &self.workspace
     }
 
-    /// Whether what was guarded before the run is noted.
+    /// Returns whether the paths that were guarded before the run are recorded.
     pub fn has_surveyed(&self) -> bool {
         self.has_surveyed
     }
 
-    /// Notes what was guarded before the run by what led to it, and which directories were
-    /// repositories.
+    /// Records the paths that were guarded before the run because of a reference to them, and the
+    /// directories that were repositories.
     ///
     /// # Errors
-    /// See [`Unkept`]; the same below.
+    /// See [`Unkept`]; the same applies below.
     pub fn note_guarded(&mut self, places: &[Vec<u8>], repositories: &[Vec<u8>]) -> Result<(), Unkept> {
         let places: Vec<Vec<u8>> = places.iter().filter_map(|place| self.relative(place)).collect();
         let repositories: Vec<Vec<u8>> = repositories.iter().filter_map(|place| self.relative(place)).collect();
@@ -193,7 +193,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// An open of a file: for writing, or one that may make it.
+    /// Prepares an open of a file for writing, or an open that may create the file.
     ///
     /// # Errors
     /// See [`Unkept`].
@@ -213,7 +213,7 @@ impl Recorder {
         }
     }
 
-    /// Anything else that makes a name.
+    /// Prepares any other call that makes a name.
     ///
     /// # Errors
     /// See [`Unkept`].
@@ -225,7 +225,7 @@ impl Recorder {
         self.before_new(&path)
     }
 
-    /// A second name, `new`, for what has the path `source`.
+    /// Prepares a second name `new` for the object at `source`.
     ///
     /// # Errors
     /// See [`Unkept`].
@@ -240,7 +240,7 @@ impl Recorder {
         self.before_create(new)
     }
 
-    /// The removal of a name.
+    /// Prepares the removal of a name.
     ///
     /// # Errors
     /// See [`Unkept`].
@@ -251,7 +251,7 @@ impl Recorder {
         }
     }
 
-    /// A rename. With `exchanges`, each gets the other's name.
+    /// Prepares a rename. With `exchanges`, the two objects swap their names.
     ///
     /// # Errors
     /// See [`Unkept`].
@@ -269,11 +269,11 @@ impl Recorder {
         self.before_arrival(&old, &new)
     }
 
-    /// What a directory brings with it is new where something of another kind or content was.
+    /// Records the entries of a moved directory as new, if its new path held another object before.
     fn before_arrival(&mut self, from: &[u8], to: &[u8]) -> Result<(), Unkept> {
         let mut waiting = vec![(from.to_vec(), to.to_vec())];
         while let Some((from, to)) = waiting.pop() {
-            // Otherwise all of it counts as new already, or the call fails.
+            // Otherwise all entries count as new already, or the call fails.
             if self.known(&to) != Known::Recorded(Seen::Gone) {
                 continue;
             }
@@ -287,7 +287,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// A change of mode, owner, times or attributes of what has this path.
+    /// Prepares a change of mode, owner, times or attributes of the object at this path.
     ///
     /// # Errors
     /// See [`Unkept`].
@@ -302,8 +302,8 @@ impl Recorder {
         object.map_or(Ok(()), |object| self.record_names(&object))
     }
 
-    /// A change of the content of an object that is held: it may be reached by a descriptor
-    /// alone.
+    /// Prepares a change of the content of an open object, which may be reachable only by its
+    /// descriptor.
     ///
     /// # Errors
     /// See [`Unkept`].
@@ -326,7 +326,7 @@ impl Recorder {
         match rest.strip_prefix(b"/") {
             Some(rest) => Some(rest.to_vec()),
             None if rest.is_empty() => Some(Vec::new()),
-            // The root directory as a workspace ends in the slash itself.
+            // The path of the root directory already ends in a slash.
             None if self.workspace.ends_with(b"/") => Some(rest.to_vec()),
             None => None,
         }
@@ -347,7 +347,7 @@ impl Recorder {
         Known::Untouched
     }
 
-    /// Holds the directory of a path.
+    /// Opens the directory at a path.
     fn directory(&self, path: &[u8]) -> Result<Option<OwnedFd>, Unkept> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let text = if path.is_empty() { Path::new(".") } else { Path::new(os(path)) };
@@ -358,7 +358,7 @@ impl Recorder {
         }
     }
 
-    /// What is at a path now.
+    /// Finds the object at a path now.
     fn find(&self, path: &[u8]) -> Result<Option<Object>, Unkept> {
         let Some(above) = parent(path) else {
             return self.directory(path)?.map(Object::of).transpose().map_err(Unkept::Unreadable);
@@ -367,7 +367,7 @@ impl Recorder {
         Object::find(directory.as_fd(), os(name(path))).map_err(Unkept::Unreadable)
     }
 
-    /// What changes a file changes it under each of its names.
+    /// Records all names of a file, because a change of the file affects each of them.
     fn record_names(&mut self, object: &Object) -> Result<(), Unkept> {
         let key = key_of(object);
         if object.kind() != Kind::File || object.stat.st_nlink < 2 || !self.contents.contains_key(&key) {
@@ -376,7 +376,7 @@ impl Recorder {
         if self.names.is_none() {
             self.names = Some(self.find_names()?);
         }
-        // Once is enough: names that are made later are new.
+        // A single search is enough, because later names are new.
         let names = self.names.as_mut().and_then(|names| names.remove(&key)).unwrap_or_default();
         for path in names {
             if let Some(found) = self.find(&path)?.filter(|found| key_of(found) == key) {
@@ -386,13 +386,13 @@ impl Recorder {
         Ok(())
     }
 
-    /// The names of all files of the workspace that have several.
+    /// Finds the names of all files of the workspace that have several.
     fn find_names(&self) -> Result<HashMap<ObjectKey, Vec<Vec<u8>>>, Unkept> {
         let (mut names, mut count) = (HashMap::<_, Vec<_>>::new(), 0);
         let mut waiting = vec![(Vec::new(), 0_usize)];
         while let Some((path, depth)) = waiting.pop() {
             let Some(directory) = self.find(&path)?.filter(Object::is_directory) else { continue };
-            // What cannot be listed is not the run's to change either.
+            // A directory that cannot be listed cannot be changed by the run either.
             let Ok(inner) = entries(directory.fd.as_fd()) else { continue };
             for (name, kind) in inner {
                 let path = join(&path, &name);
@@ -420,7 +420,7 @@ impl Recorder {
         self.record(path, self.known(path), None)
     }
 
-    /// The times of a directory change with the names in it.
+    /// Records a directory before a name in it changes, because its times change, too.
     fn names_change(&mut self, path: &[u8]) -> Result<(), Unkept> {
         let Some(above) = parent(path) else { return Ok(()) };
         let known = self.known(above);
@@ -446,12 +446,12 @@ impl Recorder {
             let directory = self.directory(above)?.ok_or(Unkept::Unreadable(Errno::NOENT))?;
             self.keep_removed(directory.as_fd(), os(name(path)), &object)?;
         }
-        // What is in it already is recorded when it is removed or moved.
+        // The remaining entries of a directory are recorded when they are removed or moved.
         let is_empty = || entries(object.fd.as_fd()).is_ok_and(|inner| inner.is_empty());
         if object.kind() != Kind::Directory || is_empty() { self.mark_gone(path) } else { Ok(()) }
     }
 
-    /// Records all of what gets another name.
+    /// Records an object that gets another name, with everything beneath it.
     fn before_move(&mut self, path: &[u8]) -> Result<(), Unkept> {
         self.names_change(path)?;
         self.has_moved = true;
@@ -473,7 +473,7 @@ impl Recorder {
             }
             moved.push(path);
         }
-        // Only now: what lies beneath something that is gone counts as new.
+        // Only now, because paths beneath a gone object count as new.
         moved.iter().try_for_each(|path| self.mark_gone(path))
     }
 
@@ -485,7 +485,7 @@ impl Recorder {
         self.append(&Line::Gone { path: RawText::from(path) })
     }
 
-    /// Writes the line about a path, where it needs one.
+    /// Writes the line about a path, if one is needed.
     fn record(&mut self, path: &[u8], known: Known, found: Option<&Object>) -> Result<(), Unkept> {
         let before = match known {
             Known::Recorded(_) | Known::Covered => return Ok(()),
@@ -505,8 +505,8 @@ impl Recorder {
         Ok(())
     }
 
-    /// Keeps the content of a guarded file that gets another name: by that, other runs may
-    /// change the file itself, and its times say nothing.
+    /// Keeps the content of a guarded file that gets another name. Under that name other runs may
+    /// change the file, so its times prove nothing.
     fn keep_guarded(&mut self, path: &[u8], object: &Object) -> Result<(), Unkept> {
         match object.kind() == Kind::File && self.guarded.holds(path) {
             true => self.keep_content(object),
@@ -526,8 +526,8 @@ impl Recorder {
         self.keep_content(object)
     }
 
-    /// Keeps the content of a file apart from it. What did not exist before the run is not
-    /// known here and needs nothing.
+    /// Keeps the content of a file in a separate copy. A file that did not exist before the run is
+    /// unknown here and is not copied.
     fn keep_content(&mut self, object: &Object) -> Result<(), Unkept> {
         let key = key_of(object);
         match self.contents.get(&key).copied() {
@@ -571,7 +571,7 @@ impl Recorder {
     }
 }
 
-/// The path of what holds `path`; nothing holds the workspace.
+/// Returns the path of the parent directory; `None` for the workspace itself.
 fn parent(path: &[u8]) -> Option<&[u8]> {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(at) => Some(&path[..at]),

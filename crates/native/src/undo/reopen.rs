@@ -1,6 +1,6 @@
-//! Places that a run closed: what was run or obeyed before it, and is not now, lay open to every
-//! run meanwhile. Nothing leads to such a place again that holds what nobody vouches for.
-//! Must not know how anything is put back.
+//! Guarded paths that a run closed: they were executed or used as configuration before the run, and
+//! are not now. Meanwhile every run could write to them. So no reference to such a path is restored
+//! while it holds an unverified object. Must not depend on how an object is restored.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd as _;
@@ -12,24 +12,24 @@ use super::journal::{ObjectKey, key_of};
 use super::keep::may_have_writer;
 use super::recorder::join;
 
-/// Names that are looked at in such places.
+/// Most names that are checked in such paths.
 const MAX_LOOKED_AT: usize = 100_000;
 
-/// What is restored of a workspace.
+/// State of a workspace during a restoration.
 pub(super) struct Outcome<'o> {
     judged: HashMap<&'o [u8], &'o Judged>,
-    /// What was put back until now, and when it was changed for that: everything else is done
-    /// as well. Before the start nothing is.
+    /// Objects restored until now, with their change times afterwards; all removals are done then.
+    /// `None` before the restoration starts.
     put: Option<&'o HashMap<ObjectKey, Time>>,
 }
 
 impl<'o> Outcome<'o> {
-    /// What will be there.
+    /// Makes the state that is planned, before the restoration starts.
     pub fn planned(judged: &'o [Judged]) -> Self {
         Self { judged: judged.iter().map(|one| (one.path.as_slice(), one)).collect(), put: None }
     }
 
-    /// What is there, when all is removed that the run made.
+    /// Makes the present state, after all new objects of the run are removed.
     pub fn reached(judged: &'o [Judged], put: &'o HashMap<ObjectKey, Time>) -> Self {
         Self { put: Some(put), ..Self::planned(judged) }
     }
@@ -39,7 +39,7 @@ impl<'o> Outcome<'o> {
         at.is_some_and(|at| object.is_directory() || object.changed() <= *at)
     }
 
-    /// Whether something goes: it, or what is above it, is new.
+    /// Returns whether a path will be removed because it, or a path above it, is new.
     fn removes(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         let goes = |one: &&Judged| one.plan == Plan::Remove && one.conflict.is_none();
@@ -48,8 +48,8 @@ impl<'o> Outcome<'o> {
 }
 
 impl Comparing<'_> {
-    /// Whether a place that was run or obeyed before the run, and is not now, holds something
-    /// else than before: it would be run or obeyed.
+    /// Returns whether a path that was guarded before the run, and is not now, holds another object
+    /// than before. The object would be executed or used as configuration.
     pub fn is_reopened(&self, outcome: &Outcome<'_>) -> bool {
         let is_guarded = |place: &[u8]| {
             self.guard.places.iter().any(|now| now == place || is_beneath(place, now))
@@ -62,7 +62,7 @@ impl Comparing<'_> {
         places.chain(parts).any(|place| self.is_newer_place(place, outcome, &mut left))
     }
 
-    /// Directories that were repositories before the run, and are none now.
+    /// Returns the directories that were repositories before the run, and are not now.
     pub fn closed_repositories(&self) -> Vec<Vec<u8>> {
         let is_closed = |path: &&Vec<u8>| {
             let has = |name: &[u8]| matches!(self.run.find(&join(path, name)), Ok(Some(_)));
@@ -103,13 +103,14 @@ impl Comparing<'_> {
         false
     }
 
-    /// Whether something is neither as it was when the run began nor restored. The end of the
-    /// run says nothing here: another run may have made it while this one went on.
+    /// Returns whether an object is neither as it was when the run began nor restored. The end of
+    /// the run proves nothing here: another run may have made the object while this one was
+    /// running.
     fn is_newer_thing(&self, path: &[u8], object: &Object, outcome: &Outcome<'_>) -> bool {
         if outcome.removes(path) {
             return self.newer.iter().any(|newer| newer == path);
         }
-        // What was opened while that was nobody's matter is written later.
+        // A descriptor opened while the path was unguarded can be written to later.
         if object.kind() == Kind::File && may_have_writer(object) {
             return true;
         }
@@ -117,18 +118,18 @@ impl Comparing<'_> {
         !is_known && !self.is_settled(path, object, outcome)
     }
 
-    /// Whether something that the run changed is, or will be, what was there before.
+    /// Returns whether an object that the run changed is, or will be, the original.
     fn is_settled(&self, path: &[u8], object: &Object, outcome: &Outcome<'_>) -> bool {
         let Some(one) = outcome.judged.get(path).filter(|one| one.conflict.is_none()) else { return false };
         let Some(before) = &one.before else { return false };
         if object.is_directory() {
-            // What is in it is looked at by itself.
+            // The entries of a directory are checked separately.
             return before.is(object) && !self.journal.late.contains(path);
         }
         match one.plan {
             Plan::Put(_) => outcome.put.is_none(),
             Plan::Remove => false,
-            // Only what was kept says that the content is that of before.
+            // Only kept content proves that the content is the original.
             Plan::Stay => {
                 let is_same = before.kind == Kind::Link || self.journal.slots.contains_key(&before.key());
                 is_same && one.now.as_ref().is_some_and(|now| now.changed() == object.changed())
@@ -136,8 +137,8 @@ impl Comparing<'_> {
         }
     }
 
-    /// In which order what leads on is put back, last what completes it: what is run or obeyed
-    /// then is there before.
+    /// Returns the order in which objects that make other paths guarded are restored. Objects that
+    /// complete a reference come last, so that the guarded content exists before.
     pub fn leading_order(&self, one: &Judged) -> u8 {
         let kind = one.before.as_ref().map(|before| before.kind);
         if self.completes(&one.path)

@@ -1,6 +1,6 @@
-//! Puts a workspace back as it was before a run. Every step looks first whether it was done,
-//! so it can be repeated after any interruption. No link is followed, and what a run or a
-//! person put in the way is replaced only where it is what was judged.
+//! Restores a workspace to its state before a run. Every step first checks whether it was done, so
+//! it can be repeated after any interruption. No symbolic link is followed, and an object in the
+//! way is replaced only if it is still the one that was compared.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -22,55 +22,57 @@ use super::spot::{Spot, split};
 use super::store::{UndoError, UndoRun};
 use crate::stage::PathError;
 
-/// Levels of a directory that is removed.
+/// Most levels of a directory that is removed.
 const MAX_DEPTH: usize = 400;
 
-/// What was restored.
+/// Result of a restoration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Restored {
-    /// What the run had changed, and what of it was not restored.
+    /// Conflicts, that is, paths that were not restored. `changes` stays empty.
     pub comparison: Comparison,
-    /// Paths that are as they were again.
+    /// Number of restored paths.
     pub restored: u64,
-    /// Paths at which something went wrong.
+    /// Paths at which an error occurred.
     pub failed: Vec<PathError>,
-    /// False where nothing was done because of conflicts.
+    /// False if nothing was done, because of conflicts or because all changes were already
+    /// restored.
     pub is_done: bool,
 }
 
-/// Told of each step. An error ends the work there, as a kill would.
+/// Callback for each step. An error ends the work there, like a kill.
 pub type Watched<'w> = &'w mut dyn FnMut(&Path) -> Result<(), Errno>;
 
-/// One restoring.
+/// State of one restoration.
 pub(super) struct Restoring<'c, 'r> {
     pub(super) comparing: &'c Comparing<'r>,
     judged: &'c [Judged],
-    /// Whether all is removed that can be before anything leads to it again.
+    /// True if every object is removed that can be removed before any reference to it is restored.
     is_cleared: bool,
-    /// What was put back, and when it was changed for that.
+    /// Restored objects, with their change times afterwards.
     pub(super) put: HashMap<ObjectKey, Time>,
-    /// Directories whose modes were opened up, with theirs.
+    /// Directories whose modes were opened up, with their original modes.
     opened: HashMap<Vec<u8>, u32>,
-    /// Where the first name of a file with several is again.
+    /// Path of the first restored name of each file with several names.
     pub(super) placed: HashMap<ObjectKey, Vec<u8>>,
-    /// Paths from which something is still to be taken, and how often.
+    /// Paths that are still needed as a source, with the number of uses.
     pub(super) needed: HashMap<Vec<u8>, usize>,
     failed: Vec<PathError>,
-    /// Where the objects are that were touched.
+    /// Paths of the touched objects.
     touched: HashMap<ObjectKey, Vec<u8>>,
     writer: JournalWriter,
-    /// What was in the way and is still needed, moved from the first path to the second.
+    /// Objects that were in the way and are still needed, moved from the first path to the second.
     asides: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Makes names that only this run's restoring uses.
+    /// Prefix of names that only this run's restoration uses.
     prefix: String,
 }
 
 impl UndoRun {
-    /// Restores these paths and what is beneath, or all of it. Where something was changed
-    /// after the run nothing is done, but with `skips_conflicts` the rest.
+    /// Restores these paths and everything beneath, or all changes. If a path was changed after the
+    /// run, does nothing; with `skips_conflicts`, restores the other paths.
     ///
     /// # Errors
-    /// Where the journal or the workspace cannot be read, or `watch` says so.
+    /// [`UndoError`] if the journal or the workspace cannot be read, or if `watch` returns an
+    /// error.
     pub fn restore(&self, paths: &[PathBuf], skips_conflicts: bool, watch: Watched<'_>) -> Result<Restored, UndoError> {
         if self.journal()?.is_restored {
             let comparison = Comparison { is_restored: true, ..Comparison::default() };
@@ -105,17 +107,17 @@ impl UndoRun {
         Ok(Restored { comparison, restored, failed, is_done: true })
     }
 
-    /// Nothing needs what is kept any more.
+    /// Removes all kept content, which is not needed any more.
     fn empty_objects(&self) {
         for (name, _) in entries(self.objects.as_fd()).unwrap_or_default() {
-            // What stays takes room until the run is forgotten.
+            // Remaining files use space until the run is forgotten.
             let _ = unlinkat(&self.objects, os(&name), AtFlags::empty());
         }
     }
 }
 
 impl Comparing<'_> {
-    /// What was a conflict at the first look stays one.
+    /// Keeps the conflicts of the first comparison.
     fn keep_conflicts(&mut self, judged: &mut [Judged], (first, newer): (HashMap<Vec<u8>, Conflict>, Vec<Vec<u8>>)) {
         for one in judged.iter_mut().filter(|one| one.conflict.is_none()) {
             one.conflict = first.get(&one.path).cloned();
@@ -123,7 +125,7 @@ impl Comparing<'_> {
         self.newer.extend(newer);
     }
 
-    /// Notes the times of directories in which the run changed no name, and restoring does.
+    /// Records the times of directories in which the restoration changes names but the run did not.
     fn note_directories(&self, judged: &[Judged], writer: &mut JournalWriter) -> Result<(), UndoError> {
         let acted = judged.iter().filter(|judged| judged.plan != Plan::Stay && judged.conflict.is_none());
         let mut noted = BTreeSet::new();
@@ -164,9 +166,12 @@ impl<'c, 'r> Restoring<'c, 'r> {
         }
     }
 
-    /// Directories first, from the top; then what is in them; then what is new goes, from
-    /// the bottom; then what makes other things run or obeyed comes back, and what was still
-    /// needed for that goes; at last modes and times of directories.
+    /// Carries out all steps in this order:
+    /// 1. objects without references to other paths, from the top, each directory before its
+    ///    content;
+    /// 2. removal of new objects, from the bottom;
+    /// 3. objects that make other paths guarded, and then removal of new objects needed until now;
+    /// 4. modes and times of directories.
     fn all(&mut self, watch: Watched<'_>) -> Result<(), UndoError> {
         let judged = self.judged;
         let puts = judged.iter().filter(|one| one.conflict.is_none() && one.plan != Plan::Remove);
@@ -224,14 +229,14 @@ impl<'c, 'r> Restoring<'c, 'r> {
         Ok(())
     }
 
-    /// Notes when something was changed that is as before again.
+    /// Records the change time of an object after it is restored.
     pub(super) fn note_put(&mut self, path: &[u8], object: &Object) -> Result<(), Errno> {
         let found = self.find(path)?.filter(|found| key_of(found) == key_of(object)).ok_or(Errno::STALE)?;
         self.put.insert(key_of(&found), found.changed());
         Ok(())
     }
 
-    /// Notes an object before it, or a name of it, is changed: only restoring itself did that.
+    /// Records an object before the restoration changes it or one of its names.
     pub(super) fn touch(&mut self, path: &[u8], object: &Object) -> Result<(), Errno> {
         let (device, inode) = key_of(object);
         if self.touched.insert((device, inode), path.to_vec()).is_none() {
@@ -240,11 +245,11 @@ impl<'c, 'r> Restoring<'c, 'r> {
         Ok(())
     }
 
-    /// What is changed from now on is changed by somebody else.
+    /// Records the last change times of touched objects; later changes are made by other processes.
     fn note_touched(&mut self) -> Result<(), UndoError> {
         for ((device, inode), path) in std::mem::take(&mut self.touched) {
             let found = self.find(&path).ok().flatten().filter(|found| key_of(found) == (device, inode));
-            // The number of what is gone may become that of something new.
+            // A new object may get the inode number of a removed one.
             let changed = found.map_or_else(Time::default, |found| found.changed());
             let line = Line::Touched { device, inode, changed: Some(changed), born: None };
             self.writer.append(&line).map_err(in_journal)?;
@@ -263,7 +268,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
         find(self.comparing.run.root.as_fd(), path)
     }
 
-    /// Holds the directory of `path`, which can be written in, and gives the name there.
+    /// Opens the parent directory of `path`, makes it writable, and returns the name in it.
     pub(super) fn place<'p>(&mut self, path: &'p [u8]) -> Result<Spot<'p>, Errno> {
         let spot = Spot::of(self.comparing.run, path)?;
         let above = split(path).0;
@@ -284,7 +289,8 @@ impl<'c, 'r> Restoring<'c, 'r> {
         Ok(())
     }
 
-    /// Whether what is put at this path would be run or obeyed, and was not. It is told then.
+    /// Returns whether an object put at this path would be newly guarded. If so, reports it as a
+    /// failure.
     pub(super) fn is_planted(&mut self, path: &[u8]) -> bool {
         let rule = if path.is_empty() { None } else { self.comparing.newly_guarded(path, Moment::Now) };
         let Some(rule) = rule.or_else(|| self.reopens(path)) else { return false };
@@ -293,15 +299,16 @@ impl<'c, 'r> Restoring<'c, 'r> {
         true
     }
 
-    /// Why nothing may lead on from this path: where it would, somebody has put something.
+    /// Returns the reason why no reference to other paths may be restored at this path: another
+    /// process has put an object at such a path.
     fn reopens(&self, path: &[u8]) -> Option<String> {
         let may_lead = self.is_cleared && !self.comparing.is_within_mark(path);
         let reopens = || self.comparing.is_reopened(&Outcome::reached(self.judged, &self.put));
         (may_lead && reopens()).then(|| REOPENED.to_owned())
     }
 
-    /// Whether something is still what was judged. Of what restoring itself touched, another
-    /// name may be back, which changes its times.
+    /// Returns whether an object is still the one that was compared. Ignores times of an object
+    /// that the restoration touched, because restoring another name of it changes them.
     pub(super) fn is_as_judged(&self, judged: &Object, now: &Object) -> bool {
         let times = |object: &Object| (object.size(), object.modified(), object.changed());
         key_of(now) == key_of(judged)
@@ -309,8 +316,8 @@ impl<'c, 'r> Restoring<'c, 'r> {
             && (now.is_directory() || self.touched.contains_key(&key_of(now)) || times(now) == times(judged))
     }
 
-    /// Takes away what stands at a path. What of it is still needed is moved aside: where it
-    /// is now is noted, so that what is left after an interruption is removed as well.
+    /// Removes the object at a path. If it is still needed, moves it aside and records its new
+    /// path, so that it is removed even after an interruption.
     pub(super) fn clear(&mut self, judged: &Judged) -> Result<(), Errno> {
         let Some(now) = &judged.now else { return Ok(()) };
         if !self.is_needed(&judged.path, now.is_directory()) {
@@ -334,7 +341,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
         Ok(())
     }
 
-    /// Where something is now that was at `path` when all was judged.
+    /// Returns the present path of an object that was at `path` during the comparison.
     pub(super) fn now_at(&self, path: &[u8]) -> Vec<u8> {
         self.asides.iter().fold(path.to_vec(), |path, (old, new)| match path.strip_prefix(old.as_slice()) {
             Some(rest) if rest.is_empty() || rest[0] == b'/' => [new, rest].concat(),
@@ -342,7 +349,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
         })
     }
 
-    /// Whether something is still to be taken from `path`, or from beneath.
+    /// Returns whether an object at or beneath `path` is still needed as a source.
     fn is_needed(&self, path: &[u8], is_directory: bool) -> bool {
         if self.asides.is_empty() && !is_directory {
             return self.needed.contains_key(path);
@@ -350,7 +357,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
         self.needed.keys().map(|needed| self.now_at(needed)).any(|needed| needed == path || is_beneath(&needed, path))
     }
 
-    /// Nothing more is taken from `path` for one of those that needed it.
+    /// Decreases the number of uses of `path` as a source.
     pub(super) fn release(&mut self, path: &[u8]) {
         if let Some(count) = self.needed.get_mut(path) {
             *count -= 1;
@@ -360,22 +367,22 @@ impl<'c, 'r> Restoring<'c, 'r> {
         }
     }
 
-    /// A name beside `name` that stands for it until it is whole.
+    /// Returns the temporary name, beside `name`, of an incomplete object.
     pub(super) fn partial(&self, name: &std::ffi::OsStr) -> OsString {
         use std::os::unix::ffi::OsStrExt as _;
-        // One of the same name in each directory, so that the next attempt finds it.
+        // Deterministic for each name, so that the next attempt finds the file.
         let sum = name.as_bytes().iter().fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
         OsString::from(format!("{}-{sum:x}", self.prefix))
     }
 
-    /// Removes what is at a path, where it is what was judged.
+    /// Removes the object at a path, if it is the one that was compared.
     fn remove(&mut self, path: &[u8], judged: Option<&Object>) -> Result<(), Errno> {
         if self.is_needed(path, false) {
             return Err(Errno::BUSY);
         }
         let Some(judged) = judged.filter(|_| !matches!(self.find(path), Ok(None))) else { return Ok(()) };
         let spot = self.place(path)?;
-        // In the directory that is held: another one may have its path in the next moment.
+        // In the open directory, because the path may name another directory a moment later.
         let now = spot.find()?.filter(|now| self.is_as_judged(judged, now)).ok_or(Errno::STALE)?;
         if now.is_directory() {
             return self.remove_directory((&spot.held, spot.name), path, now, 0);
@@ -384,7 +391,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
         unlinkat(&spot.held, spot.name, AtFlags::empty())
     }
 
-    /// Removes a directory that the run made; what was changed after the run stays in it.
+    /// Removes a directory that the run made. Objects that were changed after the run stay in it.
     fn remove_directory(
         &mut self,
         (held, name): (&OwnedFd, &std::ffi::OsStr),
@@ -424,7 +431,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
                 self.opened.remove(path);
                 Ok(())
             }
-            // What stays in it is a conflict that was told of.
+            // The remaining entries were reported as conflicts.
             Err(Errno::NOTEMPTY | Errno::EXIST) if depth > 0 || !self.comparing.newer.is_empty() => {
                 if depth > 0 {
                     Err(Errno::NOTEMPTY)
@@ -436,7 +443,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
         }
     }
 
-    /// Whether nobody but this restoring or the one before changed it after the run.
+    /// Returns whether only this or an earlier restoration changed the object after the run.
     fn is_old(&self, object: &Object) -> bool {
         self.comparing.is_content_old(object) || self.touched.contains_key(&key_of(object))
     }
@@ -445,7 +452,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
         name.starts_with(self.prefix.as_bytes())
     }
 
-    /// Sets mode, owner, attributes and time of a directory, when all is done in it.
+    /// Sets mode, owner, attributes and time of a directory after all work in it.
     fn finish_directory(&mut self, judged: &Judged) -> Result<(), Errno> {
         let Some(before) = judged.before.as_ref().filter(|before| before.kind == Kind::Directory) else {
             return Ok(());
@@ -468,7 +475,7 @@ fn reached(watch: Watched<'_>, path: &[u8]) -> Result<(), UndoError> {
     watch(path).map_err(|errno| PathError::new(path, errno).into())
 }
 
-/// Sets all that an object carried, the time last: everything else changes it.
+/// Sets all metadata of an object, the time last because every other change updates it.
 pub(super) fn set_metadata(object: &Object, before: &Before) -> Result<(), Errno> {
     set_attributes(object, before)?;
     object.set_modified(before.modified)
@@ -477,7 +484,7 @@ pub(super) fn set_metadata(object: &Object, before: &Before) -> Result<(), Errno
 pub(super) fn set_attributes(object: &Object, before: &Before) -> Result<(), Errno> {
     if (object.stat.st_uid, object.stat.st_gid) != (before.user, before.group) {
         let owner = (Uid::from_raw(before.user), Gid::from_raw(before.group));
-        // This also takes the set-user-ID bits away, so the mode is set afterwards.
+        // This also clears the set-user-ID bits, so the mode is set afterwards.
         chownat(&object.fd, c"", Some(owner.0), Some(owner.1), AtFlags::EMPTY_PATH)?;
     }
     if before.kind == Kind::Link {

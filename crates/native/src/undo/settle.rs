@@ -1,5 +1,5 @@
-//! The end of a run: what it left is noted, so that later changes can be told from its own.
-//! Must not know how anything is restored.
+//! The end of a run: records the state that it left, so that later changes can be distinguished
+//! from its own. Must not depend on the restoration.
 
 use std::io::Read as _;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,25 +20,25 @@ use super::journal::{Journal, JournalWriter, Line, ObjectKey, key_of};
 use super::store::{IN_WORKSPACE, UndoError, UndoRun};
 use crate::stage::PathError;
 
-/// Files up to this size are known by a digest of their content.
+/// Size limit for the digest of a file's content.
 const MAX_DIGEST_BYTES: u64 = 16 << 20;
-/// Bytes of all of them.
+/// Size limit for all digests together.
 const MAX_ALL_DIGESTS_BYTES: u64 = 256 << 20;
 /// Bytes read at once.
 const BLOCK_BYTES: usize = 64 * 1024;
-/// How often the clock of files is looked at, and how long.
+/// Interval between two reads of the clock of file times, and their largest number.
 const TICK_INTERVAL: Duration = Duration::from_micros(200);
 const MAX_TICKS: u32 = 500;
 
-/// Names that are noted of what a run made.
+/// Most names that are recorded beneath new directories.
 const MAX_MADE: usize = 200_000;
-/// Names of one line.
+/// Most names in one line.
 const MAX_NAMES_IN_LINE: usize = 500;
-/// Levels of a new directory that are looked into.
+/// Most levels of a new directory that are scanned.
 const MAX_DEPTH: usize = 400;
 
-/// Notes what lies beneath the names that a run made: what is found there later and is not
-/// among it is not the run's, whatever its times say.
+/// Records the objects beneath the names that a run made. An object found later that is not
+/// recorded does not belong to the run, whatever its times are.
 struct MadeNotes<'n> {
     run: &'n UndoRun,
     writer: &'n mut JournalWriter,
@@ -80,7 +80,7 @@ impl MadeNotes<'_> {
         Ok(())
     }
 
-    /// The names in a directory; none where they cannot be read or are too many.
+    /// Returns the names in a directory; `None` if they cannot be read or are too many.
     fn inner(&mut self, directory: &Object) -> Option<Vec<(Vec<u8>, ObjectKey, bool)>> {
         let names = entries_readable(directory).ok()?;
         self.left = self.left.checked_sub(names.len())?;
@@ -100,11 +100,11 @@ impl MadeNotes<'_> {
 }
 
 impl UndoRun {
-    /// Notes what the run left, and tells how many paths are kept. To be called when no
-    /// process of it is there any more.
+    /// Records the state that the run left, and returns the number of recorded paths. Call it after
+    /// the last process of the run has exited.
     ///
     /// # Errors
-    /// Where the workspace cannot be read, or the journal written.
+    /// [`UndoError`] if the workspace cannot be read, or the journal not written.
     pub fn settle(&self) -> Result<u64, UndoError> {
         let journal = self.journal()?;
         let mut writer = JournalWriter::open(self.directory.as_fd()).map_err(in_journal)?;
@@ -128,7 +128,7 @@ impl UndoRun {
         MadeNotes { run: self, writer: &mut writer, left: MAX_MADE }.note(&journal)?;
         let at = self.time_now();
         writer.append(&Line::End { at }).map_err(in_journal)?;
-        // What is changed from now on has a later time.
+        // From now on every change has a later time.
         for _ in 0..MAX_TICKS {
             if self.time_now() > at {
                 break;
@@ -138,7 +138,7 @@ impl UndoRun {
         Ok(journal.entries.len() as u64)
     }
 
-    /// The journal; the end of a run that was killed is noted first. Tells whether it was.
+    /// Returns the journal, and whether the end of a killed run had to be recorded first.
     pub(super) fn settled(&self) -> Result<(Journal, bool), UndoError> {
         let journal = self.journal()?;
         if journal.end.is_some() || journal.is_restoring {
@@ -152,7 +152,7 @@ impl UndoRun {
         Journal::read(self.directory.as_fd()).map_err(UndoError::Damaged)
     }
 
-    /// What is at a path of the workspace now.
+    /// Finds the object at a path of the workspace now.
     pub(super) fn find(&self, path: &[u8]) -> Result<Option<Object>, Errno> {
         find(self.root.as_fd(), path)
     }
@@ -162,7 +162,7 @@ impl UndoRun {
     }
 }
 
-/// The time that files of a workspace get now. Another filesystem may have another clock.
+/// Returns the current time of the clock of file times, which may differ between filesystems.
 pub(super) fn time_now(root: BorrowedFd<'_>) -> Time {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let made = openat(root, c".", flags, Mode::RUSR | Mode::WUSR);
@@ -179,7 +179,7 @@ pub(super) fn in_journal(errno: Errno) -> UndoError {
     UndoError::Path(PathError::new(Path::new("journal"), errno))
 }
 
-/// What is at `path` beneath `root`.
+/// Finds the object at `path` beneath `root`.
 pub(super) fn find(root: BorrowedFd<'_>, path: &[u8]) -> Result<Option<Object>, Errno> {
     let path = Path::new(os(path));
     let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else {
@@ -192,14 +192,14 @@ pub(super) fn find(root: BorrowedFd<'_>, path: &[u8]) -> Result<Option<Object>, 
     }
 }
 
-/// Holds the directory at `path` beneath `root`.
+/// Opens the directory at `path` beneath `root`.
 pub(super) fn directory(root: BorrowedFd<'_>, path: &[u8]) -> Result<rustix::fd::OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let path = if path.is_empty() { os(b".") } else { os(path) };
     openat2(root, path, flags, Mode::empty(), IN_WORKSPACE)
 }
 
-/// The digest of the content of a file; none where it cannot be read.
+/// Returns the digest of a file's content; `None` if it cannot be read or is too large.
 pub(super) fn digest_of(file: &Object) -> Option<String> {
     let mut content = file.open().ok()?.take(MAX_DIGEST_BYTES + 1);
     let (mut hasher, mut block, mut total) = (Sha256::new(), vec![0; BLOCK_BYTES], 0_u64);

@@ -1,6 +1,6 @@
-//! A name of the workspace whose directory is held. The directory may get another name at any
-//! moment, by a run that goes on: what is put in it then is at another path than was judged.
-//! Must not know what is put, or why.
+//! A name in the workspace with its open directory. Another run may rename the directory at any
+//! moment; an object put in it is then at another path than intended. Must not depend on the object
+//! or the reason.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -26,17 +26,17 @@ impl<'p> Spot<'p> {
         Ok(Self { path, held: directory(run.root.as_fd(), above)?, name: os(name) })
     }
 
-    /// What has the name in the directory that is held.
+    /// Finds the object with the name in the open directory.
     pub fn find(&self) -> Result<Option<Object>, Errno> {
         Object::find(self.held.as_fd(), self.name)
     }
 
-    /// The directory that is held.
+    /// Returns the open directory as an object.
     pub fn directory(&self) -> Result<Object, Errno> {
         Object::of(rustix::io::fcntl_dupfd_cloexec(&self.held, 3)?)
     }
 
-    /// Whether the directory that is held is still the one of the path.
+    /// Returns whether the open directory is still at the path.
     fn is_in_place(&self, run: &UndoRun) -> Result<bool, Errno> {
         let held = self.directory()?;
         let found = find(run.root.as_fd(), split(self.path).0)?;
@@ -44,7 +44,7 @@ impl<'p> Spot<'p> {
     }
 }
 
-/// The path of the directory, and the name in it.
+/// Splits a path into the path of its directory and the name in it.
 pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(at) => (&path[..at], &path[at + 1..]),
@@ -53,10 +53,10 @@ pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
 }
 
 impl Restoring<'_, '_> {
-    /// Gives something the name of a spot. Before and after, it is looked whether the name is
-    /// still at its path, and whether it would be run or obeyed there: a run that goes on may
-    /// have moved the directory, or made something beside it. Then it is taken back, out of
-    /// the directory that is held, wherever that is now. Tells whether it stays.
+    /// Gives an object the name of a spot. Before and after, checks that the name is still at its
+    /// path, and that it is not newly guarded there. Another run may have moved the directory, or
+    /// made a file beside it. Then takes the name back, out of the open directory, wherever that is
+    /// now. Returns whether the name stays.
     pub(super) fn give(
         &mut self,
         spot: &Spot<'_>,

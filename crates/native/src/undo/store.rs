@@ -1,5 +1,5 @@
-//! The place of all runs that can be undone, and the directory of one of them. Must not
-//! know what the lines of a journal mean.
+//! The directory of all runs that can be undone, and the directory of each run. Must not depend on
+//! the meaning of journal lines.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -22,53 +22,53 @@ const META: &str = "run";
 const OBJECTS: &str = "objects";
 /// Largest description of a run.
 const MAX_META_BYTES: u64 = 256 * 1024;
-/// The form of what is kept.
+/// Version of the storage format.
 const VERSION: u32 = 1;
-/// Runs kept of one workspace; of the last day there may be more.
+/// Most runs kept for one workspace; of the last day there may be [`MAX_RECENT_RUNS`].
 const MAX_RUNS: usize = 20;
 const MAX_RECENT_RUNS: usize = 200;
-/// How long a run is recent: a caller cannot push one out by many others.
+/// Age up to which a run is recent, so that a caller cannot displace a run by starting many others.
 const RECENT_MS: u64 = 24 * 60 * 60 * 1000;
-/// Shortest beginning of an id, without its prefix, that is taken for one.
+/// Shortest prefix of an id, without `req_`, that is accepted as an id.
 const MIN_ID_CHARS: usize = 6;
-/// How long a run is kept.
+/// Time for which a run is kept.
 const MAX_AGE_MS: u64 = 7 * 24 * 60 * 60 * 1000;
 
-/// How paths are looked up in a workspace: no link is followed and nothing leads out. Mounts
-/// in it belong to it.
+/// Flags of path lookups in a workspace: no symbolic link is followed and no path leads out. Mounts
+/// in the workspace belong to it.
 pub(super) const IN_WORKSPACE: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
-/// What a run is, for the store.
+/// Parameters of a new run.
 #[derive(Clone, Debug)]
 pub struct NewUndoRun {
-    /// Which request it carries out.
+    /// Request that the run carries out.
     pub request: RequestId,
-    /// Its command, for people.
+    /// Command of the run, for display.
     pub command: RawText,
-    /// Its workspace on the host.
+    /// Path of the workspace on the host.
     pub workspace: PathBuf,
-    /// The bytes that its pre-images may take.
+    /// Size limit of the pre-images, in bytes.
     pub limit_bytes: u64,
-    /// The protected names of its profile.
+    /// Protected names of the profile.
     pub protect: Vec<String>,
 }
 
-/// What is known of a run.
+/// Description of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UndoMeta {
     version: u32,
-    /// Which request it carried out.
+    /// Request that the run carried out.
     pub request: RequestId,
-    /// Its command, for people.
+    /// Command of the run, for display.
     pub command: RawText,
-    /// Its workspace on the host.
+    /// Path of the workspace on the host.
     pub workspace: RawText,
-    /// When it was started, in milliseconds since 1970.
+    /// Start time, in milliseconds since 1970.
     pub started_ms: u64,
     /// Device and inode of the workspace.
     root: (u64, u64),
-    /// The protected names of its profile.
+    /// Protected names of the profile.
     #[serde(default = "default_names")]
     pub(super) protect: Vec<String>,
 }
@@ -77,41 +77,41 @@ fn default_names() -> Vec<String> {
     DEFAULT_PROTECTED_NAMES.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// Why a run cannot be recorded, looked at or undone.
+/// Error of recording, comparing or undoing a run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UndoError {
-    /// There is none of this name.
+    /// No run has this id.
     #[error("no run `{0}` is kept for undo")]
     Absent(String),
-    /// Several names begin so.
+    /// Several ids have this prefix.
     #[error("`{0}` is the beginning of several runs' ids")]
     Ambiguous(String),
-    /// It goes on, or another command restores it.
+    /// The run has not ended, or another command restores it.
     #[error("the run `{0}` goes on, or is being undone")]
     Busy(String),
-    /// The workspace is another directory now.
+    /// The workspace path names another directory now.
     #[error("the workspace {0} is not the directory that it was")]
     Moved(String),
-    /// More paths are to be looked at than this process may have open.
+    /// More paths must be compared than this process may have open.
     #[error(
         "the run changed {0} paths, more than may be open at once: name some of them, or raise the limit of open files"
     )]
     TooMany(usize),
-    /// What is kept cannot be used.
+    /// The stored data is damaged.
     #[error("what is kept for undo cannot be used: {0}")]
     Damaged(PathError),
     /// The workspace or the store cannot be read or written.
     #[error("cannot undo: {0}")]
     Path(#[from] PathError),
-    /// Nothing can be recorded.
+    /// A change cannot be recorded.
     #[error("{0}")]
     Unkept(#[from] Unkept),
     /// The state directory cannot be used.
     #[error("cannot {what} the directory of runs that can be undone: {errno}")]
     Place {
-        /// What was to be done.
+        /// Operation that failed.
         what: &'static str,
-        /// What the kernel said.
+        /// Error of the kernel.
         errno: Errno,
     },
 }
@@ -120,28 +120,28 @@ fn place(what: &'static str) -> impl Fn(Errno) -> UndoError {
     move |errno| UndoError::Place { what, errno }
 }
 
-/// Where all runs are.
+/// The directory of all runs.
 #[derive(Debug)]
 pub struct UndoStore {
     place: OwnedFd,
 }
 
-/// One run, locked: nobody else records or restores it.
+/// A locked run: no other process records or restores it.
 #[derive(Debug)]
 pub struct UndoRun {
     pub(super) directory: OwnedFd,
     pub(super) root: OwnedFd,
     pub(super) objects: OwnedFd,
-    /// What it is.
+    /// Description of the run.
     pub meta: UndoMeta,
     _lock: OwnedFd,
 }
 
 impl UndoStore {
-    /// Those at `path`; none where nothing is there.
+    /// Opens the store at `path`; `None` if it does not exist.
     ///
     /// # Errors
-    /// Where it cannot be opened.
+    /// [`UndoError::Place`] if it cannot be opened.
     pub fn open(path: &Path) -> Result<Option<Self>, UndoError> {
         match open_directory(CWD, path) {
             Ok(place) => Ok(Some(Self { place })),
@@ -150,20 +150,20 @@ impl UndoStore {
         }
     }
 
-    /// Those at `path`, which is made where it is missing.
+    /// Opens the store at `path`. Makes it if it is missing.
     ///
     /// # Errors
-    /// Where it cannot be made or opened.
+    /// [`UndoError::Place`] if it cannot be made or opened.
     pub fn make(path: &Path) -> Result<Self, UndoError> {
         make_where_missing(CWD, path, Mode::RWXU).map_err(place("make"))?;
         open_directory(CWD, path).map(|place| Self { place }).map_err(place("open"))
     }
 
-    /// Begins to record a run, or goes on with what an earlier attempt of it recorded. The
-    /// oldest runs are removed first where there are too many.
+    /// Begins to record a run, or continues the record of an earlier attempt. Removes the oldest
+    /// runs first if there are too many.
     ///
     /// # Errors
-    /// Where nothing can be recorded; the run must not start then.
+    /// [`UndoError`] if the run cannot be recorded; it must not start then.
     pub fn begin(&self, new: &NewUndoRun) -> Result<(UndoRun, Recorder), UndoError> {
         self.remove_old(&new.workspace)?;
         let root = open_root(&new.workspace).map_err(|errno| PathError::new(&new.workspace, errno))?;
@@ -191,10 +191,10 @@ impl UndoStore {
         Ok((UndoRun { directory, root, objects, meta, _lock: lock }, recorder))
     }
 
-    /// All runs, the newest first. What is damaged is left out.
+    /// Lists all runs, newest first. Skips damaged ones.
     ///
     /// # Errors
-    /// Where the directory cannot be read.
+    /// [`UndoError::Place`] if the directory cannot be read.
     pub fn list(&self) -> Result<Vec<UndoMeta>, UndoError> {
         let mut found: Vec<UndoMeta> = self.ids()?.iter().filter_map(|id| self.look_at(id).ok()).collect();
         found.sort_by_key(|meta| std::cmp::Reverse(meta.started_ms));
@@ -212,10 +212,10 @@ impl UndoStore {
         read_meta(directory.as_fd()).map_err(UndoError::Damaged)
     }
 
-    /// The run whose id is, or alone begins with, `typed`.
+    /// Finds the run with the id `typed`, or the only run whose id has this prefix.
     ///
     /// # Errors
-    /// Where there is none, or more than one.
+    /// [`UndoError::Absent`] if there is none, [`UndoError::Ambiguous`] if there are several.
     pub fn find(&self, typed: &str) -> Result<UndoMeta, UndoError> {
         let all = self.list()?;
         if let Some(found) = all.iter().find(|meta| meta.request.as_str() == typed) {
@@ -231,10 +231,10 @@ impl UndoStore {
         }
     }
 
-    /// Takes a run to look at or restore it.
+    /// Opens a run for comparison or restoration.
     ///
     /// # Errors
-    /// Where it goes on, or its workspace is not there.
+    /// [`UndoError`] if the run has not ended, or if its workspace is missing.
     pub fn take(&self, request: &RequestId) -> Result<UndoRun, UndoError> {
         let id = request.as_str();
         let directory = match open_directory(self.place.as_fd(), id) {
@@ -253,10 +253,10 @@ impl UndoStore {
         Ok(UndoRun { directory, root, objects, meta, _lock: lock })
     }
 
-    /// Removes all that is kept of a run.
+    /// Removes all data of a run.
     ///
     /// # Errors
-    /// Where it goes on, or cannot be removed.
+    /// [`UndoError`] if the run has not ended, or cannot be removed.
     pub fn forget(&self, request: &RequestId) -> Result<(), UndoError> {
         let id = request.as_str();
         let directory = match open_directory(self.place.as_fd(), id) {
@@ -270,12 +270,12 @@ impl UndoStore {
         remove_tree(self.place.as_fd(), aside.as_bytes()).map_err(UndoError::Path)
     }
 
-    /// Removes runs that are too old, and the oldest of the workspace where there are too
-    /// many. A run that goes on stays.
+    /// Removes runs that are too old, and the oldest of the workspace if there are too many. Keeps
+    /// a run that has not ended.
     fn remove_old(&self, workspace: &Path) -> Result<(), UndoError> {
         sweep(self.place.as_fd())?;
         let (now, mut kept) = (now_ms(), 0);
-        // A run that was killed before it was described.
+        // A run that was killed before its description was written.
         for id in self.ids()?.iter().filter(|id| self.is_stale(id, now)) {
             remove_tree(self.place.as_fd(), id.as_bytes())?;
         }
@@ -299,15 +299,15 @@ impl UndoStore {
     }
 }
 
-/// Whether a run goes: one that is too old, or that has too many others of its workspace since,
-/// itself counted.
+/// Returns whether a run is to be removed because of its age, or because of its `number` among the
+/// runs of its workspace, counted from the newest.
 pub(super) fn is_over(number: usize, started_ms: u64, now_ms: u64) -> bool {
     let is_younger = |age_ms| started_ms.saturating_add(age_ms) > now_ms;
     let most = if is_younger(RECENT_MS) { MAX_RECENT_RUNS } else { MAX_RUNS };
     !is_younger(MAX_AGE_MS) || number >= most
 }
 
-/// Whether an id begins as typed, its prefix left out or not.
+/// Returns whether an id begins with the typed text, with or without its prefix.
 fn begins(id: &str, typed: &str) -> bool {
     id.starts_with(typed) || id.split_once('_').is_some_and(|(_, rest)| rest.starts_with(typed))
 }
@@ -316,7 +316,7 @@ fn open_directory<P: rustix::path::Arg>(parent: BorrowedFd<'_>, path: P) -> Resu
     openat(parent, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Holds a workspace, by a path without links.
+/// Opens a workspace by a path without symbolic links.
 fn open_root(workspace: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat2(CWD, workspace, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS)
@@ -351,7 +351,7 @@ fn read_meta(directory: BorrowedFd<'_>) -> Result<UndoMeta, PathError> {
     }
 }
 
-/// Writes it whole or not at all.
+/// Writes the description atomically.
 fn write_meta(directory: BorrowedFd<'_>, meta: &UndoMeta) -> Result<(), Errno> {
     let partial = "run.partial";
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -366,7 +366,7 @@ fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Files in the directory `objects`, for tests.
+/// Counts the files in the directory `objects`, for tests.
 #[cfg(test)]
 pub(super) fn slots(run: &UndoRun) -> usize {
     names(run.objects.as_fd()).unwrap().len()

@@ -1,4 +1,4 @@
-//! A small model of what a sandbox does, on a real tree, beside a snapshot of the tree.
+//! A small model of a sandbox's calls on a real tree, compared with a snapshot of the tree.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ mod beside;
 
 const LIMIT_BYTES: u64 = 1 << 20;
 
-/// What a person sees of one path.
+/// Visible state of one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Shown {
     kind: String,
@@ -57,7 +57,7 @@ fn snapshot(root: &Path) -> BTreeMap<PathBuf, Shown> {
         };
         attribute.truncate(length);
         let first = firsts.entry(meta.ino()).or_insert_with(|| name.clone()).clone();
-        // A link that is made again has a time of its own, which nothing depends on.
+        // A restored symbolic link has a new time, which nothing depends on.
         let modified = (meta.mtime(), meta.mtime_nsec());
         let shown =
             Shown { kind: format!("{:?}", meta.file_type()), mode: meta.mode(), modified, content, attribute, first };
@@ -74,7 +74,7 @@ fn protected() -> Vec<String> {
     DEFAULT_PROTECTED_NAMES.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// Longer than the clock of files stands still.
+/// Waits longer than a tick of the clock of file times.
 fn tick() {
     std::thread::sleep(std::time::Duration::from_millis(20));
 }
@@ -127,7 +127,8 @@ impl Scene {
         run.restore(&paths, false, &mut |_| Ok(())).unwrap()
     }
 
-    /// One call of a run: recorded, then made. What the kernel refuses is not made.
+    /// Carries out one call of a run: records it, then makes it. Skips calls that the kernel
+    /// refuses.
     fn act(&self, recorder: &mut Recorder, act: u8, one: u8, other: u8) {
         let (one, other) = (self.path(one), self.path(other));
         let (from, to) = (one.as_os_str().as_bytes(), other.as_os_str().as_bytes());
@@ -200,7 +201,7 @@ impl Scene {
         }
     }
 
-    /// One of a few paths, so that they meet often.
+    /// Returns one of a few paths, so that calls often meet on a path.
     fn path(&self, number: u8) -> PathBuf {
         let name = |bits: u8| ["a", "b", "c", "d"][usize::from(bits & 3)];
         let mut path = self.root().join(name(number));
@@ -224,8 +225,8 @@ fn set_time(path: &Path, seconds: i64) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Whatever a run does, and wherever it and the restoring are killed, the tree is as it
-    /// was.
+    /// Checks that the tree is restored for any calls of a run, and for any interruption of the run
+    /// and the restoration.
     #[test]
     fn any_run_is_undone(
         acts in proptest::collection::vec((any::<u8>(), any::<u8>(), any::<u8>()), 1..40),
@@ -238,7 +239,7 @@ proptest! {
         let (run, mut recorder) = scene.begin(LIMIT_BYTES);
         for (number, (act, one, other)) in acts.iter().enumerate() {
             if number == usize::from(attempts_end) {
-                // A further attempt goes on with the same journal.
+                // A further attempt continues the same journal.
                 run.settle().unwrap();
                 drop(recorder);
                 let held = rustix::io::fcntl_dupfd_cloexec(&run.root, 3).unwrap();
@@ -319,7 +320,7 @@ fn what_does_not_fit_is_refused_and_evicts_nothing() {
     assert_eq!(recorder.before_remove(&at("large")), Err(Unkept::Full { limit_bytes: 100_000 }));
     recorder.before_remove(&at("d")).unwrap();
     assert_eq!(slots(&run), 1);
-    // What is new needs no room.
+    // New content needs no space.
     recorder.before_open(&at("larger"), true, true).unwrap();
     fs::write(root.join("larger"), vec![1; 400_000]).unwrap();
     recorder.before_remove(&at("larger")).unwrap();
@@ -378,7 +379,7 @@ fn old_and_many_runs_go() {
     }
 }
 
-/// A person's own file, older than the run, is put somewhere with its time.
+/// Puts a user's own file, older than the run, at a path and keeps its time.
 fn put_old(from: &Path, to: &Path) {
     fs::copy(from, to).unwrap();
     set_time(to, 1_000_000);
@@ -423,7 +424,7 @@ fn a_conflict_stays_one_however_old_its_time() {
         assert_eq!(fs::read(root.join("b/b")).unwrap(), b"person", "{is_cut_off}");
         assert_eq!(fs::read(root.join("new/kept")).unwrap(), b"person", "{is_cut_off}");
         assert!(!root.join("new/x").exists());
-        // What restoring touched is the person's again as well.
+        // Objects that the restoration touched belong to the user again as well.
         assert_eq!(fs::read(root.join("a/b/a")).unwrap(), b"two");
         put_old(&mine, &root.join("b/b"));
         let again = run.restore(&[], true, &mut |_| Ok(())).unwrap();
@@ -432,8 +433,8 @@ fn a_conflict_stays_one_however_old_its_time() {
     }
 }
 
-/// A repository with a setting that names a program, one without a work tree, and names that
-/// are always guarded. The places and repositories that a survey finds.
+/// Makes a repository with a setting that names a program, one without a work tree, and names that
+/// are always guarded. Returns the paths and repositories that a survey finds.
 fn furnish_guarded(root: &Path) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     for directory in [".git/hooks", ".git/objects", ".git/refs", "bare/objects", "bare/refs", "bare/hooks", "own"] {
         fs::create_dir_all(root.join(directory)).unwrap();
@@ -479,7 +480,7 @@ fn what_leads_to_something_newer_is_not_put_back() {
         recorder.before_remove(root.join("d").as_os_str().as_bytes()).unwrap();
         fs::remove_file(root.join("d")).unwrap();
         let write = || fs::write(root.join(name), "another run").unwrap();
-        // The other run may work while this one goes on.
+        // The other run may work at the same time.
         if is_meanwhile {
             write()
         }
@@ -497,7 +498,7 @@ fn what_leads_to_something_newer_is_not_put_back() {
     }
 }
 
-/// What the run itself put in such a place goes first, and what of it stays keeps it closed.
+/// The run's own objects in such a path are removed first; any that stay keep it closed.
 #[test]
 fn what_the_run_left_in_a_place_goes_before_something_leads_there() {
     for paths in [vec![], vec![PathBuf::from(".git")]] {
@@ -525,7 +526,7 @@ fn what_the_run_left_in_a_place_goes_before_something_leads_there() {
     }
 }
 
-/// What a person moves into what the run made is older than the run, and theirs.
+/// An object that a user moves into the run's directory is older than the run, and the user's.
 #[test]
 fn what_was_moved_into_a_new_directory_stays() {
     for is_known in [true, false] {
@@ -535,7 +536,7 @@ fn what_was_moved_into_a_new_directory_stays() {
         fs::create_dir_all(photos.join("2020")).unwrap();
         fs::write(photos.join("2020/a"), "precious").unwrap();
         fs::write(photos.join("b"), "precious").unwrap();
-        // Longer ago than clocks differ.
+        // Longer than the largest difference between the clocks.
         std::thread::sleep(std::time::Duration::from_millis(150));
         let (run, mut recorder) = scene.begin(LIMIT_BYTES);
         for name in ["out", "top"] {

@@ -1,8 +1,8 @@
-//! Restoring while somebody else works in the workspace.
+//! Restoration while another process works in the workspace.
 
 use super::*;
 
-/// Others could open it while it had another name.
+/// Other processes could open the file while it had another name.
 #[test]
 fn a_guarded_file_that_was_moved_comes_back_as_a_new_file() {
     use std::io::Write as _;
@@ -87,7 +87,7 @@ fn what_is_put_in_a_directory_that_moves_is_taken_back() {
     }
 }
 
-/// The number of an object that is gone may become that of another one.
+/// A new object may get the inode number of a removed one.
 #[test]
 fn what_restoring_touched_is_not_known_by_its_number() {
     use std::os::fd::AsFd as _;
@@ -103,7 +103,7 @@ fn what_restoring_touched_is_not_known_by_its_number() {
     assert!(scene.restore(&["new"]).is_done);
     let run = scene.store().take(&scene.request).unwrap();
     assert!(run.journal().unwrap().touched.values().all(|touched| touched.changed.is_some()));
-    // As where restoring was cut off.
+    // As after an interrupted restoration.
     fs::write(root.join("b/new"), "person").unwrap();
     set_time(&root.join("b/new"), 1_000_000);
     let meta = fs::metadata(root.join("b/new")).unwrap();

@@ -1,5 +1,5 @@
-//! Moves what a run made into its stage, and what was put aside back. Each step
-//! can be told from the trees, so it can be repeated after any interruption.
+//! Moves the run's changes into its stage, and the originals back into the workspace. The trees
+//! show which steps are done, so all steps can be repeated after any interruption.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -19,11 +19,11 @@ use super::{ASIDE, DIRECTORIES, Directory, MAKING, NEW, settings_of, writable, w
 use stockade_files::object::{OVERLAY_ATTRIBUTES, Object, names, os};
 use stockade_files::removal::remove_tree;
 
-/// Levels of directories that are gone through: each holds four descriptors.
+/// Most levels of directories that are restored, because each level holds four descriptors.
 const DEPTH_MAX: usize = 200;
 
-/// Puts the workspace back to what it was, and what the run made into the stage.
-/// Nothing where nothing was put aside. It can be repeated until [`clear`].
+/// Restores the workspace and moves the run's changes into the stage. Does nothing without a backup
+/// tree. The call can be repeated until [`clear`].
 pub(in super::super) fn put_back(stage: &Stage) -> Result<(), PathError> {
     let root = Path::new("");
     let Some(aside) = Object::find(stage.directory.as_fd(), OsStr::new(ASIDE)).at(root)? else { return Ok(()) };
@@ -35,7 +35,7 @@ pub(in super::super) fn put_back(stage: &Stage) -> Result<(), PathError> {
     back.directory(&aside, &workspace, Some(&upper), root)
 }
 
-/// Removes what is left once everything is back.
+/// Removes the backup tree after everything is restored.
 pub(in super::super) fn clear(stage: &Stage) -> Result<(), PathError> {
     for name in [ASIDE, MAKING] {
         remove_tree(stage.directory.as_fd(), name.as_bytes())?;
@@ -45,7 +45,7 @@ pub(in super::super) fn clear(stage: &Stage) -> Result<(), PathError> {
 
 fn read_notes(stage: &Stage) -> Result<HashMap<PathBuf, Directory>, PathError> {
     let text = stage.read_whole(DIRECTORIES)?.unwrap_or_default();
-    // A last line that was cut off is of a change that was never made.
+    // An incomplete last line belongs to a change that was never made.
     let lines = text.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice::<Directory>(line).ok());
     Ok(lines.map(|noted| (noted.path.as_path().to_owned(), noted)).collect())
 }
@@ -56,8 +56,8 @@ struct Back<'a> {
 }
 
 impl Back<'_> {
-    /// One directory that was there before and is there now. `upper` is its
-    /// counterpart in the stage; none where the stage hides it as a whole.
+    /// Restores one directory that existed before the run and still exists. `upper` is its
+    /// counterpart in the stage; `None` if the stage hides the directory as a whole.
     fn directory(
         &mut self,
         aside: &Object,
@@ -92,7 +92,7 @@ impl Back<'_> {
         }
     }
 
-    /// What the run left a directory with, also where it is put back already.
+    /// Returns the metadata that the run left, even if the directory is already restored.
     fn after(&mut self, here: &Object, path: &Path) -> Result<Settings, PathError> {
         let Some(noted) = self.directories.get_mut(path) else { return settings_of(here).at(path) };
         if let Some(after) = &noted.after {
@@ -104,12 +104,12 @@ impl Back<'_> {
         Ok(after)
     }
 
-    /// What was a directory.
+    /// Restores a path that was a directory.
     fn child(&mut self, spot: &Spot<'_>, kept: &Object) -> Result<(), PathError> {
         let known = self.directories.get(spot.path);
         let (noted, is_remade) = (known.map(|noted| noted.inode), known.is_some_and(|noted| noted.is_remade));
         let there = spot.there()?;
-        // One that was made anew may have got the number of the old one, and shows
+        // A directory that was made again may have the inode number of the old one. The result is
         // the same: nothing of the old one was left in it.
         match there.filter(|there| there.is_directory() && Some(there.inode()) == noted) {
             Some(there) => {
@@ -125,8 +125,8 @@ impl Back<'_> {
         unlinkat(&spot.aside.fd, spot.name, AtFlags::REMOVEDIR).at(spot.path)
     }
 
-    /// Makes a directory anew that the run removed. It is noted before it has its
-    /// place, so that it is known again.
+    /// Makes a directory again that the run removed. Records it before moving it to its path, so
+    /// that a repeated call recognises it.
     fn remake(&mut self, spot: &Spot<'_>) -> Result<Object, PathError> {
         let making = making(self.stage).at(spot.path)?;
         match unlinkat(&making, NEW, AtFlags::empty()) {
@@ -161,7 +161,7 @@ impl Spot<'_> {
         Object::find(self.here.fd.as_fd(), self.name).at(self.path)
     }
 
-    /// What was nothing, or no directory.
+    /// Restores a path that was free or was not a directory.
     fn leaf(&self, kept: &Object) -> Result<(), PathError> {
         if is_whiteout(kept) {
             if self.there()?.is_some() {
@@ -170,19 +170,19 @@ impl Spot<'_> {
             return unlinkat(&self.aside.fd, self.name, AtFlags::empty()).at(self.path);
         }
         if self.there()?.is_some_and(|there| there.inode() == kept.inode()) {
-            // It was never touched: two names of one object cannot be exchanged.
+            // The object was never changed; two names of one object cannot be exchanged.
             return unlinkat(&self.aside.fd, self.name, AtFlags::empty()).at(self.path);
         }
         self.take(false)?;
         renameat(&self.aside.fd, self.name, &self.here.fd, self.name).at(self.path)
     }
 
-    /// Moves what the run left here into the stage, or marks there that it is
-    /// gone. What was moved before an interruption stays.
+    /// Moves the present object into the stage, or marks the path there as removed. An object that
+    /// was moved before an interruption stays.
     fn take(&self, was_directory: bool) -> Result<(), PathError> {
         let there = self.there()?;
         let Some(upper) = self.upper else {
-            // Its directory was moved as a whole: what is here now came later.
+            // The directory was moved as a whole, so the present object is newer.
             return Ok(());
         };
         let staged = Object::find(upper.fd.as_fd(), self.name).at(self.path)?;

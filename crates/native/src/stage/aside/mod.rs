@@ -1,16 +1,16 @@
-//! A stage where no overlay can be had (level `restricted`): the run writes in
-//! the workspace itself, and before the first change of a path what is there is
-//! put aside. When the run ends, [`put_back`] moves what it made into the stage,
-//! in the form that an overlay would have left, and the workspace is what it was.
+//! A stage without an overlay (level `restricted`): the run writes in the workspace itself. Before
+//! the first change of a path, the original is kept in a backup tree (directory `aside`). When the
+//! run ends, [`put_back`] moves the run's changes into the stage, in the form that an overlay would
+//! have left, and restores the workspace.
 //!
-//! The tree `aside` is an inverse of the stage's: a device 0/0 where there was
-//! nothing, a directory where there was one, and otherwise the very object. An
-//! original is never written to: a file that is to be changed is replaced by a
-//! copy first. All this is names on one filesystem, so what a crash leaves is
-//! told by the tree itself, and `recover` puts it back.
+//! The backup tree is the inverse of the stage's tree. A device 0/0 marks a path without an object,
+//! a directory marks a directory, and any other entry is the original object. An original is never
+//! written to: before a write to a file, a copy replaces the file. All this is names on one
+//! filesystem, so after a crash the tree itself shows the state, and `recover` restores the
+//! workspace.
 //!
-//! Everything runs on the thread of the broker, the only one through which a run
-//! can change a name, so nothing moves between a look and an act.
+//! All of it runs on the thread of the broker. A run can change names only through that thread, so
+//! no name moves between a check and the operation.
 
 mod back;
 
@@ -38,44 +38,44 @@ use stockade_files::object::{Kind, Object};
 pub(super) use back::{clear, put_back};
 
 const ASIDE: &str = "aside";
-/// Copies on their way into the workspace, and directories on their way back.
+/// Directory for copies before they move into the workspace, and directories before they move back.
 const MAKING: &str = "aside-making";
-/// What directories carried.
+/// File with the metadata of directories.
 const DIRECTORIES: &str = "aside-directories";
-/// The only name in `MAKING`.
+/// The only name in [`MAKING`].
 const NEW: &str = "new";
-/// Paths that are kept; a run that changes more of them is refused the next.
+/// Most paths in the backup tree; further changes of the run are refused.
 const KEPT_MAX: usize = 1_000_000;
 
-/// What a directory carried before the run. The last line of a path counts.
+/// Metadata of a directory before the run. The last line of a path is valid.
 #[derive(Debug, Serialize, Deserialize)]
 struct Directory {
     path: RawText,
     inode: u64,
     settings: Settings,
-    /// What the run left it with, from when it is begun to be put back.
+    /// Metadata that the run left, recorded when the restoration of the directory begins.
     #[serde(default)]
     after: Option<Settings>,
-    /// Made anew because the run removed it: its counterpart in the stage, if there
-    /// is one, is another directory.
+    /// True if the directory was made again because the run removed it. Then a counterpart in the
+    /// stage is another directory.
     #[serde(default)]
     is_remade: bool,
 }
 
-/// How a path was kept.
+/// How the original of a path was kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kept {
-    /// There was nothing.
+    /// There was no object.
     Nothing,
     /// A directory with this inode.
     Directory(u64),
-    /// Under a second name: it may be removed or replaced, and not yet written to.
+    /// The original has a second name. The path may be removed or replaced, but not written to.
     Named,
     /// The path holds a copy.
     Copied,
 }
 
-/// Puts aside what a run is about to change.
+/// Backs up the objects that a run is about to change.
 #[derive(Debug)]
 pub struct Aside {
     root: PathBuf,
@@ -84,16 +84,16 @@ pub struct Aside {
     making: OwnedFd,
     notes: File,
     kept: HashMap<PathBuf, Kept>,
-    /// Where the copies of originals are, by device and inode of those.
+    /// Paths of the copies, by device and inode of the originals.
     copies: HashMap<(u64, u64), PathBuf>,
 }
 
 impl Aside {
-    /// For the run that writes to `stage`.
+    /// Makes the backup tree for the run that writes to `stage`.
     ///
     /// # Errors
-    /// [`StageError::Unfit`] where stage and workspace lie on two filesystems;
-    /// others where the place cannot be made.
+    /// [`StageError::Unfit`] if stage and workspace are on two filesystems; other errors if the
+    /// tree cannot be made.
     pub fn new(stage: &Stage) -> Result<Self, StageError> {
         let workspace = stage.open_workspace()?;
         let path = stage.workspace();
@@ -120,12 +120,12 @@ impl Aside {
         Ok(new)
     }
 
-    /// To be called before the object at the absolute `path` is changed;
-    /// `rewrites` where the object itself may be, and not only its name. Paths
-    /// outside the workspace are not its matter.
+    /// Prepares a change of the object at the absolute `path`; call it before the change.
+    /// `rewrites` is true if the object itself may change, not only its name. Ignores paths outside
+    /// the workspace.
     ///
     /// # Errors
-    /// Where it cannot be put aside: the change must not be made then.
+    /// [`PathError`] if the object cannot be backed up: the change must not be made then.
     pub fn before_change(&mut self, path: &Path, rewrites: bool) -> Result<(), PathError> {
         let Ok(path) = path.strip_prefix(&self.root) else { return Ok(()) };
         let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else { return Ok(()) };
@@ -137,13 +137,13 @@ impl Aside {
             return Err(PathError::because(path, "the run changes too many paths for a stage without an overlay"));
         }
         let Some((directory, into)) = self.parents(parent)? else { return Ok(()) };
-        // What cannot be looked up cannot be changed either.
+        // A path that cannot be looked up cannot be changed either.
         let Some(there) = reachable(Object::find(directory.fd.as_fd(), name)).at(path)? else { return Ok(()) };
         let kept = match there {
             Some(there) if !there.is_directory() => {
                 self.keep(Spot { path, name, directory: &directory, into: into.as_fd() }, &there, rewrites)?
             }
-            // Kept already; what is or is not there now is the run's own.
+            // Kept already; the present object belongs to the run.
             _ if known.is_some() => Kept::Copied,
             Some(there) => {
                 mkdirat(&into, name, Mode::RWXU).at(path)?;
@@ -159,8 +159,8 @@ impl Aside {
         Ok(())
     }
 
-    /// The directory at `path` and its counterpart aside. None where it cannot be
-    /// reached, and where it is the run's own: nothing in that is to be kept.
+    /// Returns the directory at `path` and its counterpart in the backup tree. `None` if the
+    /// directory cannot be reached, or if the run made it, because its entries need no backup.
     fn parents(&mut self, path: &Path) -> Result<Option<(Object, OwnedFd)>, PathError> {
         let start = Object::beneath(self.workspace.as_fd(), Path::new("")).at(path)?;
         let mut here = start.ok_or_else(|| PathError::new(path, Errno::NOENT))?;
@@ -185,13 +185,13 @@ impl Aside {
         Ok(Some((here, into)))
     }
 
-    /// Gives what is there a second name aside, and leaves a copy in its place
-    /// where it may be rewritten.
+    /// Gives the original a second name in the backup tree. Leaves a copy at the path if the object
+    /// may be rewritten.
     fn keep(&mut self, spot: Spot<'_>, there: &Object, rewrites: bool) -> Result<Kept, PathError> {
         let named = if self.kept.get(spot.path) == Some(&Kept::Named) {
             let original = Object::find(spot.into, spot.name).at(spot.path)?;
             if original.is_none_or(|original| original.inode() != there.inode()) {
-                // The name was given to something of the run's own.
+                // The run has put an object of its own at the name.
                 return Ok(Kept::Copied);
             }
             true
@@ -211,8 +211,8 @@ impl Aside {
         Ok(Kept::Copied)
     }
 
-    /// Puts a copy in the place of an original. The directory keeps its time: to
-    /// whoever looks nothing happened.
+    /// Replaces an original by a copy. Restores the time of the directory, so that the replacement
+    /// is invisible.
     fn replace(&self, spot: &Spot<'_>, there: &Object, named: bool) -> Result<(), Errno> {
         match unlinkat(&self.making, NEW, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
@@ -234,22 +234,22 @@ impl Aside {
         spot.directory.set_modified(spot.directory.modified())
     }
 
-    /// What stands in the place of an original that was put aside. `path` is
-    /// where the original was seen.
+    /// Returns the path of the copy that replaced an original. `path` is the path at which the
+    /// original was seen.
     pub fn copy_of(&self, path: &Path, device: u64, inode: u64) -> Option<PathBuf> {
         let known = self.copies.get(&(device, inode))?;
         let at = |path: &Path| Object::beneath(self.workspace.as_fd(), path).ok().flatten();
         let seen = path.strip_prefix(&self.root).ok().filter(|path| !path.as_os_str().is_empty());
         match seen.and_then(|path| Some((path, at(path)?))) {
-            // One more name of it, which was not changed.
+            // Another name of the original, which was not changed.
             Some((_, there)) if there.inode() == inode => None,
             Some((path, _)) if self.kept.get(path) == Some(&Kept::Copied) => Some(self.root.join(path)),
             _ => Some(self.root.join(known)),
         }
     }
 
-    /// Whether `path` is a directory that was there before the run. As in an
-    /// overlay, it cannot be renamed.
+    /// Returns whether `path` is a directory that existed before the run. As in an overlay, such a
+    /// directory cannot be renamed.
     pub fn is_original_directory(&self, path: &Path) -> bool {
         let Ok(path) = path.strip_prefix(&self.root) else { return false };
         let Some(Kept::Directory(inode)) = self.kept.get(path) else { return false };
@@ -258,7 +258,7 @@ impl Aside {
     }
 }
 
-/// A name in the workspace and its counterpart.
+/// A name in the workspace and its counterpart in the backup tree.
 struct Spot<'a> {
     path: &'a Path,
     name: &'a OsStr,
@@ -266,7 +266,7 @@ struct Spot<'a> {
     into: BorrowedFd<'a>,
 }
 
-/// Errors with which the change itself will fail, as nothing.
+/// Returns `None` for errors with which the change itself will fail, too.
 fn reachable<T>(found: Result<T, Errno>) -> Result<Option<T>, Errno> {
     match found {
         Ok(found) => Ok(Some(found)),
@@ -275,8 +275,7 @@ fn reachable<T>(found: Result<T, Errno>) -> Result<Option<T>, Errno> {
     }
 }
 
-/// Does something with a directory or the names in it that its mode would not let
-/// its owner do; the mode is put back.
+/// Runs `act` on a directory whose mode would not let its owner do so. Restores the mode.
 fn writable<T>(directory: &Object, act: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let mode = directory.mode();
     if mode & 0o700 == 0o700 || rustix::process::geteuid().is_root() {
@@ -307,11 +306,11 @@ fn write_note(notes: &mut File, noted: &Directory) -> Result<(), PathError> {
     notes.write_all(&line).at(path)
 }
 
-/// All that a directory carries.
+/// Returns all metadata of a directory.
 fn settings_of(directory: &Object) -> Result<Settings, Errno> {
     let attributes = match directory.attributes() {
         Err(Errno::ACCESS) => match writable(directory, || directory.attributes()) {
-            // Another user's: nobody but them can change it.
+            // The directory of another user: only that user can change it.
             Err(Errno::ACCESS | Errno::PERM) => None,
             other => Some(other?),
         },
@@ -320,7 +319,7 @@ fn settings_of(directory: &Object) -> Result<Settings, Errno> {
     Ok(Settings { mode: Some(directory.mode()), modified: Some(directory.modified()), attributes })
 }
 
-/// Whether a run left something aside in the stage that `directory` holds.
+/// Returns whether the stage in `directory` contains a backup tree of a run.
 pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
     matches!(Object::find(directory, OsStr::new(ASIDE)), Ok(Some(_)))
 }
