@@ -47,7 +47,7 @@ pub enum QuestionKind {
     },
     /// May the run have these powers from the start?
     Grants {
-        /// The powers asked for with the request.
+        /// The powers that the request asks for.
         grants: Vec<Grant>,
     },
     /// The run was refused an operation. May it have the power and run again from the start?

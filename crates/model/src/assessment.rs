@@ -1,5 +1,5 @@
-//! Assessment of the text of a request. It is advisory: it decides how much to ask, never how much is
-//! contained.
+//! Assessment of the text of a request. An assessment is advisory: it decides how much to ask, never how
+//! much is contained.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,6 @@
 //! Text from outside that need not be UTF-8: arguments, paths, output.
 //!
-//! The bytes are kept unchanged, because the assessed, shown, executed and logged bytes must be the same
-//! (L5).
+//! The bytes stay unchanged, because the assessed, shown, executed and logged bytes must be the same (L5).
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;

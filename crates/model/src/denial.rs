@@ -73,7 +73,7 @@ pub enum Layer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Resolution {
-    /// The operation stays refused: an approver or a rule said no.
+    /// The operation stays refused because of an approver or a rule.
     Refused,
     /// The grant was given to a later attempt, or to this attempt while the call was held.
     Granted,

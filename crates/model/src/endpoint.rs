@@ -169,7 +169,7 @@ fn host_and_port(authority: &str) -> Result<(String, Option<u16>), EndpointError
     Ok((host.to_ascii_lowercase(), port))
 }
 
-/// Returns whether a text is a name whose last label is not a number, so that no unusual spelling of an
+/// Returns whether a text is a name. The last label must not be a number, so that no unusual spelling of an
 /// address passes for a name.
 fn is_name(host: &str) -> bool {
     let label = |label: &str| {

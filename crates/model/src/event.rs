@@ -175,8 +175,8 @@ pub enum EventKind {
         /// The denial.
         denial: Denial,
     },
-    /// A held call lacks a power and waits for an answer. It ends with `granted`, `denied` or `withdrawn`,
-    /// or with the end of its attempt.
+    /// A held call lacks a power and waits for an answer. The hold ends with `granted`, `denied` or
+    /// `withdrawn`, or with the end of its attempt.
     Held {
         /// Number of the hold, unique in its attempt.
         hold: u64,
@@ -235,7 +235,7 @@ pub enum EventKind {
     Attached {
         /// Process id of the client.
         client: u32,
-        /// Whether questions can be put to the client.
+        /// Whether the client can answer questions.
         answers: bool,
     },
     /// Input from the client is about to reach the command without an assessment.

@@ -26,7 +26,7 @@ pub enum Grant {
     Read(PathBuf),
     /// Connect to these targets over TCP; no port means every port.
     Connect(TargetPattern),
-    /// Have the egress proxy put this secret into requests to this host. The grant neither allows
+    /// Have the egress proxy insert this secret into requests to this host. The grant neither allows
     /// connections to the host nor shows the secret to the run.
     Secret(Box<SecretUse>),
     /// Have a key of the user's ssh agent sign for this purpose alone. The grant neither allows connections

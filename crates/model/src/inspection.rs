@@ -115,9 +115,9 @@ impl Inspection {
 
 /// Decodes the bytes of a path. Returns `None` if servers parse the path in different ways.
 ///
-/// Such paths have upward or empty segments, separators of other systems (`\`), escaped separators,
-/// parameters of a segment (`;`), double escapes, control bytes, names that some file systems shorten, or
-/// text that is not valid UTF-8.
+/// Reasons are upward or empty segments, separators of other systems (`\`), escaped separators, parameters
+/// of a segment (`;`) and double escapes. Other reasons are control bytes, names that some file systems
+/// shorten, and text that is not valid UTF-8.
 fn clear_path(path: &str) -> Option<Vec<u8>> {
     if path.bytes().any(|byte| byte <= b' ' || byte >= 0x7f || matches!(byte, b'\\' | b';')) {
         return None;
@@ -148,9 +148,9 @@ fn may_be_escaped(byte: u8) -> bool {
     !byte.is_ascii_alphanumeric() && !byte.is_ascii_control() && !b"-._~/\\%;?#".contains(&byte)
 }
 
-/// Returns whether Unicode's compatibility forms, case folding or a code page convert a character to
-/// another one, mostly to ASCII (`\u{ff0f}` to `/`), or drop it. The check uses whole ranges, so it refuses
-/// more than necessary.
+/// Returns whether a character may become another one, mostly in ASCII (`\u{ff0f}` becomes `/`), or may be
+/// dropped. Unicode's compatibility forms, case folding and code pages do this. The check uses whole
+/// ranges, so it refuses more than necessary.
 fn is_folded(character: char) -> bool {
     const RANGES: &[(u32, u32)] = &[
         (0x80, 0xbf),

@@ -1,6 +1,6 @@
 //! Targets of connections: hosts, targets, and the record of each connection.
 //!
-//! A host is parsed once, strictly, and compared as a value afterwards, so that the check of a name and the
+//! A host is parsed once, strictly, and compared as a value afterwards. So the check of a name and the
 //! dialling use the same value. Must not know how names are resolved.
 
 use std::fmt;

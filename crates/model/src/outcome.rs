@@ -20,7 +20,7 @@ pub enum Status {
     TimedOut,
     /// Another limit ended the command.
     Limit,
-    /// Policy or an approver said no; no command ran.
+    /// Policy or an approver refused the request; no command ran.
     Refused,
     /// A user ended the command.
     Aborted,
@@ -169,12 +169,12 @@ pub struct Outcome {
     pub attempts: Vec<AttemptRecord>,
     /// Each question and its answer.
     pub approvals: Vec<Approval>,
-    /// Powers that the request asked for, and the result for each.
+    /// Requested powers, and the result for each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub requested: Vec<RequestedGrant>,
 }
 
-/// A power that a request asked for, for example with `--request`.
+/// A requested power, for example by `--request`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RequestedGrant {

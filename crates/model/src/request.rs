@@ -24,14 +24,14 @@ pub enum SandboxPreference {
     /// The profile decides.
     #[default]
     Auto,
-    /// Never without a sandbox, whatever the profile says.
+    /// Never without a sandbox, whatever the profile sets.
     Require,
     /// Without a sandbox. Honoured only with the profile `host`, if the user gives it directly (L1).
     Forbid,
 }
 
-/// Approval by a caller's own policy. It replaces the question, never the sandbox, and is recorded with its
-/// warnings.
+/// Approval by a caller's own policy. The approval replaces the question, never the sandbox, and is
+/// recorded with its warnings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CallerApproval {
@@ -61,7 +61,7 @@ pub struct Request {
     pub environment: BTreeMap<String, RawText>,
     /// Name of the requested profile.
     pub profile: String,
-    /// Grants asked for with the request.
+    /// Grants that the request asks for.
     pub grants: Vec<Grant>,
     /// The subset of `grants` that the user did not give: modes and rules decide on each of them, even if
     /// the request is the user's own command line (`--request`).

@@ -12,7 +12,7 @@ use crate::RawText;
 pub enum Risk {
     /// Nothing notable. The question is unchanged.
     Low,
-    /// The user should take a look.
+    /// The request deserves attention.
     Medium,
     /// A yes needs consideration, and applies this time only.
     High,
