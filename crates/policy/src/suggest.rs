@@ -185,7 +185,7 @@ pub fn suggest(
     let maker = Maker { settings, learned, profile, workspace };
     let mut paths: BTreeSet<PathBuf> = BTreeSet::new();
     for grant in learned.approved.keys() {
-        // A refusal at another time in the session outweighs the approval (L9).
+        // A later refusal, or one elsewhere in the session, outweighs the approval (L9).
         if learned.refused.contains_key(grant) {
             suggestion.left_out.push((grant.clone(), "it was also refused"));
         } else if let Some(why) = maker.guarded(grant) {

@@ -183,7 +183,7 @@ impl Reader<'_> {
             |(start, rest)| (start, format!("./{}", directory_of(rest)).parse()),
         );
         match path {
-            // A path beneath the home or the root may be outside the workspace.
+            // Beneath the home or the root, the matched directory may contain the workspace.
             Ok(path) if !is_file && matches!(start, "~/**/" | "/**/") => {
                 self.add_protected(&path);
                 self.lost_to_commands(at, text, effect, WRITTEN_AROUND);

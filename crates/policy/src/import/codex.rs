@@ -2,8 +2,8 @@
 //! codex-rs/execpolicy (2026) documents them.
 //!
 //! In both tools every matching rule counts and the strictest decides, and a rule's first word is the
-//! program. For a program given by its path, the rules for its name also apply; `host_executable` limits
-//! the paths for which they do.
+//! program. A program given by its path falls back to the rules for its name; `host_executable` limits the
+//! paths that do.
 
 use std::collections::BTreeMap;
 

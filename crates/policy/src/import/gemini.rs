@@ -110,8 +110,8 @@ impl Context {
 /// Distance between two tiers, in thousandths.
 const TIER: i64 = 1000;
 
-/// Returns the priority offset of a tier. For a single file the tier does not matter: its rules are only
-/// compared with each other.
+/// Returns the priority offset of a tier. The user's tier also serves for an unknown scope, because such
+/// files are only compared with each other.
 pub(super) fn tier(scope: Scope) -> i64 {
     match scope {
         Scope::Extension => 2 * TIER,

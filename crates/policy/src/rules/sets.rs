@@ -78,7 +78,8 @@ impl RuleBook {
         }
         let (units, plain): (Vec<&[String]>, bool) = match scene.subject {
             Subject::Command { words, .. } => {
-                // A command in the background makes the script uncertain, so no rule may allow it.
+                // A background command continues beside the later ones, so the assessed state may change;
+                // no rule may allow this.
                 (words.commands.iter().map(Vec::as_slice).collect(), words.plain && !words.background)
             }
             Subject::Act(_) => (vec![&[]], true),
