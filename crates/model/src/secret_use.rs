@@ -20,8 +20,7 @@ pub struct SecretUse {
 }
 
 impl SecretUse {
-    /// Returns the use of this secret at exactly this target; `None` if the text is not the name of a
-    /// secret.
+    /// Returns the use of this secret at exactly this target; `None` if the text is not the name of a secret.
     pub fn new(name: &str, target: &Target) -> Option<Self> {
         is_secret_name(name).then(|| Self { name: name.to_owned(), targets: TargetPattern::exactly(target) })
     }

@@ -1,5 +1,4 @@
-//! Special-purpose addresses: those of the user's own machine and network, and those with a special
-//! meaning.
+//! Special-purpose addresses: those of the user's own machine and network, and those with a special meaning.
 //!
 //! The list follows the IANA registries of special-purpose addresses (RFC 6890 and its successors), and the
 //! cloud providers' documentation of the addresses that serve credentials. Must not know the caller.

@@ -301,8 +301,7 @@ pub struct RuleSection {
 }
 
 /// Options of a command. `-rf` has `-r` and `-f`, `--force=x` has `--force`; a word after `--` is not an
-/// option. If it is uncertain whether an option is present (`--forc`, `-xf`), the answer is the cautious
-/// one.
+/// option. If it is uncertain whether an option is present (`--forc`, `-xf`), the answer is the cautious one.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptionsSection {

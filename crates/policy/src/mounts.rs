@@ -266,8 +266,7 @@ impl MountTable {
         Ok(found)
     }
 
-    /// Returns all paths of the object at `real`, which has no symbolic links; `None` if there are too
-    /// many.
+    /// Returns all paths of the object at `real`, which has no symbolic links; `None` if there are too many.
     fn paths_of(&self, real: &Path) -> Option<HashSet<PathBuf>> {
         let mut waiting: Vec<(Object, usize)> = self.objects_at(real).map(|object| (object, 0)).collect();
         for mount in self.by_device.values().flatten().map(|&at| &self.mounts[at]) {

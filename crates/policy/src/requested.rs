@@ -54,8 +54,7 @@ pub fn acts_of_power(power: &Grant) -> impl Iterator<Item = Act<'_>> {
         Grant::Write(path) => (Some((path.as_path(), WRITES)), None),
         Grant::Read(path) => (Some((path.as_path(), &[FileOperation::Read][..])), None),
         Grant::Connect(targets) => (None, one_host(targets)),
-        // A rule that allows a host does not allow secrets and signatures; one that denies it does deny
-        // them.
+        // A rule that allows a host does not allow secrets and signatures; one that denies it does deny them.
         Grant::Secret(_) | Grant::Sign(_) => (None, None),
         Grant::Listen(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => (None, None),
         Grant::Effect(_) => (None, None),

@@ -133,8 +133,7 @@ pub enum ResolveError {
 /// `workspace` is absolute and canonical.
 ///
 /// `connect`, `sign`, `listen`, `exec` and `memory` are not merged into the profile: they stay in the
-/// plan's list of grants, from which the backend reads them. A grant that gives nothing new changes
-/// nothing.
+/// plan's list of grants, from which the backend reads them. A grant that gives nothing new changes nothing.
 ///
 /// # Errors
 /// See [`ResolveError`]; no command may run then.

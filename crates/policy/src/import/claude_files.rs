@@ -221,8 +221,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Protects the last name of a path, at every location. Returns whether a protected name can express
-    /// it.
+    /// Protects the last name of a path, at every location. Returns whether a protected name can express it.
     fn add_protected(&mut self, path: &ConfigPath) -> bool {
         let name = name_of(path);
         if let Some(name) = &name {

@@ -1,8 +1,8 @@
 //! Converts one rule of Claude Code's `permissions` to Stockade rules.
 //!
-//! An `allow` that would allow more here is left out: a program whose paths only Claude Code checks, a
-//! pattern that names no program, a tool name that is ambiguous. A `deny` or `ask` that cannot be expressed
-//! becomes broader and is never dropped, because an `allow` beside it counts.
+//! An `allow` that would allow more here is left out: for a program whose arguments only Claude Code
+//! checks, for a pattern that names no program, for a pattern over tools that names no server. A `deny` or
+//! `ask` that cannot be expressed becomes broader and is never dropped, because an `allow` beside it counts.
 
 use stockade_model::Verdict;
 
