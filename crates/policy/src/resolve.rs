@@ -132,7 +132,7 @@ pub enum ResolveError {
 /// Returns the powers of a run: the profile with workspace and home substituted and the grants merged.
 /// `workspace` is absolute and canonical.
 ///
-/// `connect`, `sign`, `listen`, `exec` and `memory` are not merged into the profile: they stay in the
+/// `connect`, `sign`, `listen`, `exec` and `effect` are not merged into the profile: they stay in the
 /// plan's list of grants, from which the backend reads them. A grant that gives nothing new changes nothing.
 ///
 /// # Errors

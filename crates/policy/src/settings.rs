@@ -178,7 +178,8 @@ impl Settings {
     }
 
     /// Reports key and value of every line of [`explain`](Self::explain) that the digest for answers
-    /// includes. Rules that answers wrote are left out, so that a new answer does not invalidate another one.
+    /// includes. `allow` rules with provenance, such as those of answers, are left out, so that a new
+    /// answer does not invalidate another one.
     pub fn explained_values(&self, name: &str, mut line: impl FnMut(&str, &str)) {
         let mut line = |key: &str, value: String, _: &Origin| line(key, &value);
         self.each_setting_of(name, &mut line);

@@ -64,7 +64,7 @@ pub struct PathTrace {
 }
 
 /// Resolves an absolute path as the kernel does. Parts that do not exist, or that cannot be examined, are
-/// kept unchanged.
+/// kept unchanged. The walk ends at an unreadable symbolic link, and after 40 links.
 pub fn trace_path(path: &Path) -> PathTrace {
     let mut waiting: VecDeque<(OsString, Option<PathBuf>)> = names(path).map(|name| (name, None)).collect();
     let mut trace = PathTrace { steps: Vec::new(), end: PathBuf::from("/") };
