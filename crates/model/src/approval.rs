@@ -1,90 +1,89 @@
-//! Questions, answers, and how far an answer reaches.
+//! Questions to an approver, answers, and the scope of an answer.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{Assessment, Denial, Digest, Grant, RawText, Review};
 
-/// When to ask. The names are the field's.
+/// When to ask for approval. The names follow common usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ApprovalMode {
-    /// Ask before every run that is not known to be safe, or to change files of the
-    /// workspace only.
+    /// Ask before every run, unless the run is known to be safe or changes files of the workspace only.
     Untrusted,
-    /// Run in the sandbox; ask when something was refused.
+    /// Run in the sandbox; ask when an operation was refused.
     #[default]
     OnFailure,
-    /// Ask when the request itself asks for more than its profile gives.
+    /// Ask when the request itself asks for more powers than its profile gives.
     OnRequest,
-    /// Never ask: what is not allowed is refused.
+    /// Never ask: an operation that is not allowed is refused.
     Never,
-    /// Per class of power, see [`GranularMode`].
+    /// Ask per class of power, see [`GranularMode`].
     Granular(GranularMode),
 }
 
-/// For each class of power, whether a person may be asked.
+/// For each class of power, whether an approver may be asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct GranularMode {
-    /// May the run itself be asked about, when the judge or a rule says `ask`?
+    /// Ask about the run itself, when the classifier or a rule returns `ask`.
     pub run: bool,
-    /// May added filesystem powers be asked about?
+    /// Ask about added filesystem powers.
     pub filesystem: bool,
-    /// May added network powers be asked about?
+    /// Ask about added network powers.
     pub network: bool,
-    /// May other added powers be asked about (sockets, programs, limits)?
+    /// Ask about other added powers (sockets, programs, limits).
     pub other: bool,
 }
 
-/// What the question is about.
+/// Subject of a question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum QuestionKind {
     /// May this command run, in its sandbox?
     Run {
-        /// Why it is asked.
+        /// Reasons for the question.
         reasons: Vec<String>,
     },
-    /// May it have these powers from the start?
+    /// May the run have these powers from the start?
     Grants {
-        /// The powers asked for with the request.
+        /// The powers that the request asks for.
         grants: Vec<Grant>,
     },
-    /// It was refused something: may it have that, and run again from the start?
+    /// The run was refused an operation. May it have the power and run again from the start?
     Escalate {
-        /// What was refused.
+        /// The refused operations.
         denials: Vec<Denial>,
-        /// The powers that would have let it pass.
+        /// The powers that would have allowed the operations.
         grants: Vec<Grant>,
-        /// What the first attempt already changed and would now meet again.
+        /// Effects of the first attempt that a second attempt would meet again.
         repeats: Vec<String>,
     },
-    /// A call waits for a power: may the attempt have it now? The call then
-    /// goes on where it stands; nothing runs twice.
+    /// A held call lacks a power. May the attempt have it now? The call then continues; no command runs
+    /// twice.
     Hold {
-        /// The call, as a refusal would say it.
+        /// The held call, in the form of a denial.
         denial: Denial,
-        /// The powers a yes adds, for the rest of the request at least.
+        /// The powers that a yes adds, for the rest of the request at least.
         grants: Vec<Grant>,
-        /// True where `grants` reach beyond this call: many are about files of
-        /// one directory or hosts of one domain, and that is offered in their
-        /// place. A no is for everything in it that has no yes.
+        /// True if `grants` reach beyond this call: many calls concern files of one directory or hosts of
+        /// one domain, and `grants` cover the directory or domain. A no applies to every call in it that
+        /// has no yes.
         directory: bool,
-        /// How long it had waited when the question was made, in milliseconds.
+        /// How long the call had waited when the question was made, in milliseconds.
         held_ms: u64,
     },
-    /// May it run without a sandbox? A separate act, for one command (L1).
+    /// May the command run without a sandbox? Consent is separate and for one command (L1).
     Unsandboxed,
 }
 
-/// Hosts that belong together, as one more answer to a question about one of them.
+/// A group of related hosts, as one more answer to a question about one of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GroupOffer {
-    /// Its name, without `@`.
+    /// Name of the group, without `@`.
     pub name: String,
-    /// The powers that it stands for: exactly these are given.
+    /// The powers of the group: a yes gives exactly these.
     pub grants: Vec<Grant>,
 }
 
@@ -92,36 +91,36 @@ pub struct GroupOffer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Question {
-    /// What is asked.
+    /// Subject of the question.
     pub kind: QuestionKind,
-    /// The command that would run, whole.
+    /// The whole command that would run.
     pub command: RawText,
-    /// Where it would run.
+    /// Working directory of the command.
     pub cwd: RawText,
-    /// What its text shows.
+    /// Assessment of the command text.
     pub assessment: Assessment,
     /// The scopes that may be offered; the shortest first.
     pub scopes: Vec<Scope>,
-    /// A group of hosts that may be chosen in the place of the one that is asked about.
+    /// A group of hosts that may be chosen instead of the host in question.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupOffer>,
-    /// Binds the answer to what was shown (L5).
+    /// Binds the answer to the displayed question (L5).
     pub digest: Digest,
-    /// Milliseconds until silence means no.
+    /// Milliseconds until a missing answer counts as no.
     pub timeout_ms: u64,
-    /// What a model said of it, where one is asked and was heard in time.
+    /// Review by a model, if one is configured and answered in time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub review: Option<Review>,
 }
 
 impl Question {
-    /// How far a yes may reach: as offered, but this time only where a review
-    /// warns. A no may always reach as far as offered.
+    /// Returns the scopes that a yes may have: those offered, but only this time if a review warns. A no
+    /// may always have every offered scope.
     pub fn scopes_of_yes(&self) -> &[Scope] {
         if self.is_warned_of() { &[Scope::Once] } else { &self.scopes }
     }
 
-    /// The group that may be chosen: none where a review warns.
+    /// Returns the group that may be chosen; none if a review warns.
     pub fn group_offered(&self) -> Option<&GroupOffer> {
         self.group.as_ref().filter(|_| !self.is_warned_of())
     }
@@ -131,19 +130,19 @@ impl Question {
     }
 }
 
-/// How far an answer reaches.
+/// Scope of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Scope {
-    /// This time.
+    /// This time only.
     Once,
     /// Until the session ends.
     Session,
-    /// This many times, the current one included.
+    /// This number of times, including the current one.
     Times(u32),
     /// Until this time, in milliseconds since the epoch.
     Until(u64),
-    /// From now on; for a refusal: never.
+    /// From now on; a refusal is permanent.
     Always,
 }
 
@@ -151,36 +150,36 @@ pub enum Scope {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Answer {
-    /// Yes, this far.
+    /// Yes, with this scope.
     Approved(Scope),
-    /// Yes to the group that the question offers, this far.
+    /// Yes to the group that the question offers, with this scope.
     Group(Scope),
-    /// No, this far.
+    /// No, with this scope.
     Denied(Scope),
     /// No, and end the request now.
     Abort,
-    /// Nobody answered in time, or nobody could be asked: a refusal.
+    /// No approver answered in time, or none could be asked: a refusal.
     TimedOut,
 }
 
-/// A question and its answer, as the outcome shows it.
+/// A question and its answer, as the outcome shows them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Approval {
-    /// What was asked, in one line.
+    /// The question, in one line.
     pub question: String,
     /// `approved`, `denied`, `abort` or `timed-out`.
     pub answer: String,
-    /// How far it reaches.
+    /// Scope of the answer.
     pub scope: Option<Scope>,
-    /// Who answered: `terminal`, `cache`, `caller: NAME`, `mode never` ...
+    /// Source of the answer: `terminal`, `cache`, `caller: NAME`, `mode never` ...
     pub by: String,
-    /// How long the request waited for it, in milliseconds.
+    /// How long the request waited for the answer, in milliseconds.
     pub waited_ms: u64,
-    /// The powers it was about.
+    /// The powers that the question was about.
     #[serde(default)]
     pub grants: Vec<Grant>,
-    /// What a model said of it beforehand, where one was asked.
+    /// Review by a model before the answer, if one was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub review: Option<Review>,
 }

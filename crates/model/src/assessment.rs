@@ -1,56 +1,56 @@
-//! What the text of a request shows. Advisory: it decides how much to ask,
-//! never what is contained.
+//! Assessment of the text of a request. An assessment is advisory: it decides how much to ask, never how
+//! much is contained.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::RawText;
 
-/// How much the text alone asks for. Ordered: the stricter is the greater, so
-/// that a combination of findings is their maximum.
+/// How critical a request is by its text alone. The order is from lenient to strict, so that the tier of
+/// several findings is their maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tier {
-    /// Fully understood, reads only, no network, starts only known readers.
+    /// Fully understood: reads only, no network, starts only known readers.
     Allow,
-    /// Everything else, and everything not understood.
+    /// Everything else, including all text that is not understood.
     Ask,
-    /// The text itself shows destruction, theft, persistence or hiding.
+    /// The text itself shows destruction, theft, persistence or concealment.
     Deny,
 }
 
-/// How far the effects of a request reach, and whether they can be taken back.
-/// Ordered: the further is the greater, so that a combination is their maximum.
+/// How far the effects of a request reach, and whether they can be undone. The order is by reach, so that
+/// the impact of several findings is their maximum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Impact {
     /// Changes nothing, as far as the text shows.
     #[default]
     Contained,
-    /// May change files of the workspace. Also where the text does not show what
-    /// a program does: the sandbox confines it to the workspace.
+    /// May change files of the workspace. Also used if the text does not show the effects of a program,
+    /// because the sandbox confines it to the workspace.
     Workspace,
-    /// Destroys what nothing restores, without a look at what it is.
+    /// Destroys data that nothing can restore, without a check of the content.
     Irreversible,
-    /// Takes effect outside the sandbox: on another host, in an account, on the
-    /// host later. No sandbox contains it and no undo reaches it.
+    /// Takes effect outside the sandbox: on another host, in an account, or later on the local host. No
+    /// sandbox contains the effect and no undo reaches it.
     Outward,
 }
 
 impl Impact {
-    /// True for the default, which findings do not write.
+    /// Returns whether this is the default, which findings omit from their serialised form.
     fn is_contained(&self) -> bool {
         *self == Self::Contained
     }
 
-    /// True where the sandbox can neither contain the effect nor undo it, so that
-    /// it needs consent whatever was granted.
+    /// Returns whether the sandbox can neither contain nor undo the effect. Such an effect needs consent
+    /// whatever was granted.
     pub fn needs_consent(self) -> bool {
         self >= Self::Irreversible
     }
 }
 
-/// What a command seems to need.
+/// A power that a command seems to need.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "needs", content = "what", deny_unknown_fields)]
 pub enum Capability {
@@ -62,16 +62,16 @@ pub enum Capability {
     Delete(RawText),
     /// Starts this program.
     Execute(RawText),
-    /// Reaches this host, where the text names it.
+    /// Connects to this host, if the text names one.
     Network(Option<RawText>),
-    /// Reads what looks like a secret.
+    /// Reads a path or value that looks like a secret.
     Secret(RawText),
-    /// Wants more privilege than the caller has.
+    /// Requests more privilege than the caller has.
     Privilege(RawText),
 }
 
-/// A place in the script or, for argv, in the arguments joined by single
-/// spaces: byte offsets, `start` included, `end` not.
+/// A range of the script or, for argv, of the arguments joined by single spaces. Byte offsets: `start` is
+/// included, `end` is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Span {
@@ -87,37 +87,34 @@ pub struct Span {
 pub struct Finding {
     /// A stable name for programs, e.g. `fetch-and-run`, `unknown-program`.
     pub code: String,
-    /// What this finding alone would make of the request.
+    /// Tier of the request if this were the only finding.
     pub tier: Tier,
-    /// How far the effect that this finding tells of reaches; not written where
-    /// it tells of none.
+    /// How far the effect of this finding reaches; omitted if the finding reports no effect.
     #[serde(default, skip_serializing_if = "Impact::is_contained")]
     pub impact: Impact,
-    /// One sentence for a person. Holds no text of the command: the span
-    /// points at it.
+    /// One sentence for the user. Contains no text of the command: the span refers to it.
     pub message: String,
-    /// Where, if it is at one place.
+    /// Range of the finding, if it has one.
     pub span: Option<Span>,
 }
 
-/// The result of reading a command line.
+/// The assessment of a command line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Assessment {
-    /// The maximum of the findings' tiers; `ask` where nothing was understood.
+    /// The maximum of the findings' tiers; `ask` if the text was not understood.
     pub tier: Tier,
-    /// At least the greatest of the findings' impacts. Absent in records of older
-    /// versions.
+    /// At least the greatest of the findings' impacts. Absent in records of older versions.
     #[serde(default)]
     pub impact: Impact,
-    /// In order of appearance.
+    /// Findings, in order of appearance.
     pub findings: Vec<Finding>,
-    /// What it seems to need, sorted, without repeats.
+    /// The powers that the command seems to need, sorted, without duplicates.
     pub capabilities: Vec<Capability>,
 }
 
 impl Assessment {
-    /// An assessment of this tier that tells nothing more.
+    /// Returns an assessment of this tier without findings.
     pub const fn bare(tier: Tier) -> Self {
         Self { tier, impact: Impact::Contained, findings: Vec::new(), capabilities: Vec::new() }
     }

@@ -1,7 +1,6 @@
-//! Text that came from outside and need not be UTF-8: arguments, paths, output.
+//! Text from outside that need not be UTF-8: arguments, paths, output.
 //!
-//! It is kept byte for byte, because what is assessed, shown, run and logged
-//! must be the same bytes (L5).
+//! The bytes stay unchanged, because the assessed, shown, executed and logged bytes must be the same (L5).
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -12,35 +11,34 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// Bytes that are usually text. In JSON: a string where they are UTF-8,
-/// otherwise `{"hex": "..."}`, so that nothing is lost.
+/// Bytes that are usually text. JSON form: a string if the bytes are UTF-8, otherwise `{"hex": "..."}`, so
+/// that no byte is lost.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RawText(Vec<u8>);
 
 impl RawText {
-    /// The bytes as they came.
+    /// Returns the unchanged bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// The text, where it is UTF-8.
+    /// Returns the text if it is UTF-8.
     pub fn to_str(&self) -> Option<&str> {
         std::str::from_utf8(&self.0).ok()
     }
 
-    /// The bytes as a platform string, without loss.
+    /// Returns the bytes as a platform string, without loss.
     pub fn as_os_str(&self) -> &OsStr {
         OsStr::from_bytes(&self.0)
     }
 
-    /// The bytes as a path, without loss.
+    /// Returns the bytes as a path, without loss.
     pub fn as_path(&self) -> &Path {
         Path::new(self.as_os_str())
     }
 
-    /// One line that is safe on a terminal: control, bidirectional and
-    /// invisible characters and bytes that are not UTF-8 are written as
-    /// escapes. Never shortened.
+    /// Returns one line that is safe on a terminal. Control, bidirectional and invisible characters and
+    /// bytes that are not UTF-8 are written as escapes. The line is never shortened.
     pub fn escaped(&self) -> String {
         let mut out = String::with_capacity(self.0.len());
         for chunk in self.0.utf8_chunks() {
@@ -60,8 +58,8 @@ impl RawText {
 }
 
 impl RawText {
-    /// Like [`escaped`](Self::escaped), with backslashes doubled, so that
-    /// [`unescape`](Self::unescape) gives the same bytes back.
+    /// Like [`escaped`](Self::escaped), with backslashes doubled, so that [`unescape`](Self::unescape)
+    /// returns the same bytes.
     pub fn escaped_reversibly(&self) -> String {
         let mut doubled = Vec::with_capacity(self.0.len());
         for &b in &self.0 {
@@ -70,8 +68,8 @@ impl RawText {
         Self(doubled).escaped()
     }
 
-    /// The bytes that [`escaped_reversibly`](Self::escaped_reversibly) wrote;
-    /// `None` where a backslash starts no known escape.
+    /// Returns the bytes that [`escaped_reversibly`](Self::escaped_reversibly) wrote; `None` if a backslash
+    /// starts no known escape.
     pub fn unescape(text: &str) -> Option<Self> {
         let mut out = Vec::with_capacity(text.len());
         let mut rest = text;
@@ -111,8 +109,8 @@ impl RawText {
     }
 }
 
-/// True for characters that move the cursor, reorder the line or show nothing:
-/// what a person could not see if it were printed as it is.
+/// Returns whether a character moves the cursor, reorders the line or is invisible. A reader could not see
+/// such a character if it were printed unescaped.
 pub fn is_deceptive(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -220,7 +218,7 @@ impl<'de> Deserialize<'de> for RawText {
     }
 }
 
-/// Bytes of an even-length string of hexadecimal digits; nothing else.
+/// Decodes an even-length string of hexadecimal digits; `None` for any other text.
 pub(crate) fn decode_hex(hex: &str) -> Option<Vec<u8>> {
     let digits = hex.as_bytes();
     if !digits.len().is_multiple_of(2) || !digits.iter().all(u8::is_ascii_hexdigit) {

@@ -1,17 +1,17 @@
-//! One refusal during an attempt: a typed event from the layer that refused (L2).
+//! One denial during an attempt: a typed event from the layer that refused the operation (L2).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{Grant, Limit, RawText};
 
-/// What was attempted.
+/// The attempted operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operation {
     /// Open for reading.
     Read,
-    /// Open for writing, no creation.
+    /// Open for writing, without creation.
     Write,
     /// Create a file.
     Create,
@@ -33,81 +33,82 @@ pub enum Operation {
     Metadata,
     /// Connect a socket.
     Connect,
-    /// Take a secret, or what stands for one, to a host.
+    /// Send a secret, or its placeholder, to a host.
     Secret,
-    /// Have a key of the person's ssh agent sign.
+    /// Sign with a key of the user's ssh agent.
     Sign,
     /// Bind a socket.
     Bind,
-    /// Create a socket of a refused family or kind.
+    /// Create a socket of a refused family or type.
     Socket,
     /// Execute a program.
     Exec,
-    /// A system call that no sandboxed program may make.
+    /// Make a system call that no sandboxed program may make.
     SystemCall,
-    /// A limit was reached.
+    /// Exceed a limit.
     Limit,
 }
 
-/// Who refused.
+/// The layer that refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layer {
-    /// The supervisor that answers trapped system calls.
+    /// The supervisor that handles seccomp notifications.
     Broker,
-    /// The mounts: read-only, or hidden behind an empty one.
+    /// The mounts: read-only, or hidden behind an empty mount.
     Mounts,
     /// Landlock.
     Landlock,
     /// The seccomp filter itself.
     Seccomp,
-    /// The network namespace or the door.
+    /// The network namespace or the egress proxy.
     Network,
-    /// The ssh agent of the run, in front of the person's.
+    /// The ssh agent of the run, which filters requests to the user's agent.
     Agent,
     /// A limit of memory, processes, time or space.
     Limits,
 }
 
-/// What became of it.
+/// Resolution of a denial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Resolution {
-    /// It stays refused: somebody or a rule said no.
+    /// The operation stays refused because of an approver or a rule.
     Refused,
-    /// A later attempt, or this one in place, was given the grant.
+    /// The grant was given to a later attempt, or to this attempt while the call was held.
     Granted,
-    /// It was refused and noted; nobody was asked.
+    /// The operation was refused and recorded; no approver was asked.
     Recorded,
 }
 
-/// One refusal. Equal refusals of one attempt are counted, not repeated.
+/// One denial. Equal denials of one attempt are counted, not repeated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Denial {
-    /// What was attempted.
+    /// The attempted operation.
     pub operation: Operation,
-    /// On what: a resolved absolute path, `HOST:PORT`, a family, a call's name.
+    /// The object of the operation: a resolved absolute path, `HOST:PORT`, a socket family or the name of a
+    /// call.
     pub object: RawText,
-    /// Process id as the host sees it, where known.
+    /// Process id as the host sees it, if known.
     pub pid: Option<u32>,
-    /// The resolved executable of that process, where known.
+    /// The resolved executable of that process, if known.
     pub program: Option<RawText>,
-    /// Who refused.
+    /// The layer that refused.
     pub layer: Layer,
-    /// The rule, in words a policy could hold: `outside every writable root`.
+    /// The rule, in the words of a policy: `outside every writable root`.
     pub rule: String,
-    /// The smallest grant that would have let it pass, if there is one.
+    /// The smallest grant that would have allowed the operation, if there is one.
     pub grant: Option<Grant>,
-    /// What became of it.
+    /// Resolution of the denial.
     pub resolution: Resolution,
-    /// How often.
+    /// Number of equal denials.
     pub count: u64,
 }
 
 impl Denial {
-    /// A limit of `amount` that was passed, or nearly so: `value` says by what. The
-    /// grant is for twice as much, which is what one would try next.
+    /// Returns the denial for a limit of `amount` that was exceeded, or nearly so. `value` is the amount
+    /// that was reached. The grant is for twice as much, which is a sensible next try.
     pub fn of_limit(limit: Limit, amount: Option<u64>, value: &str) -> Self {
         let at_most = amount.map(|amount| format!("at most {}; ", limit.text(amount))).unwrap_or_default();
         Self {
@@ -123,7 +124,7 @@ impl Denial {
         }
     }
 
-    /// Whether it is about this limit.
+    /// Returns whether the denial is about this limit.
     pub fn is_of_limit(&self, limit: Limit) -> bool {
         self.operation == Operation::Limit && self.object.as_bytes() == limit.name().as_bytes()
     }

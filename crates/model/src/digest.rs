@@ -1,4 +1,4 @@
-//! The digest that binds what was assessed to what is shown, run and logged (L5).
+//! The digest that binds the assessed request to the shown, executed and logged one (L5).
 
 use std::fmt;
 
@@ -12,8 +12,8 @@ use sha2::{Digest as _, Sha256};
 pub struct Digest(String);
 
 impl Digest {
-    /// Digest of fields, each preceded by its length, so that no two different
-    /// lists of fields share one digest.
+    /// Returns the digest of fields. Each field is preceded by its length, so that no two different lists
+    /// of fields share a digest.
     pub fn of_fields<'a>(domain: &str, fields: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut hasher = Sha256::new();
         let mut put = |field: &[u8]| {
@@ -28,17 +28,17 @@ impl Digest {
         Self(format!("sha256:{hex}"))
     }
 
-    /// Digest of the canonical JSON of `value`: struct fields in declaration
-    /// order, maps sorted. All our maps are `BTreeMap`s.
+    /// Returns the digest of the canonical JSON of `value`: struct fields in declaration order, maps
+    /// sorted. All maps of this crate are `BTreeMap`s.
     ///
     /// # Errors
-    /// When `value` cannot be written as JSON (a map with keys that are no strings).
+    /// An error if `value` cannot be written as JSON, for example a map with keys that are not strings.
     pub fn of_json<T: Serialize>(domain: &str, value: &T) -> Result<Self, serde_json::Error> {
         let bytes = serde_json::to_vec(value)?;
         Ok(Self::of_fields(domain, [bytes.as_slice()]))
     }
 
-    /// The text form.
+    /// Returns the text form.
     pub fn as_str(&self) -> &str {
         &self.0
     }

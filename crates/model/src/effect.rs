@@ -1,15 +1,15 @@
-//! An effect that no sandbox contains or no undo takes back, and who has it: the program that was
-//! started, or the host that a request went to.
+//! An effect that no sandbox contains or no undo reverts, and its cause: a started program, or the host of
+//! a request.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::Grant;
 
-/// Longest code and longest name, in bytes: as long as the name of a host.
+/// Longest code and longest name, in bytes: the longest host name.
 const MAX_PART: usize = 253;
 
-/// What a program does outside, or a request at a host: `publishes by npm`.
+/// An effect of a program outside the sandbox, or of a request to a host: `publishes by npm`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EffectUse {
     code: String,
@@ -25,21 +25,21 @@ enum Who {
 }
 
 impl EffectUse {
-    /// The effect of this code by the program of this name, without directories. `None`
-    /// where either cannot be told in one word.
+    /// Returns the effect of this code by the program of this name, without directories. `None` if either
+    /// is not a single word.
     pub fn new(code: &str, program: &[u8]) -> Option<Self> {
         let who = Who::Program(word(program)?);
         is_code(code).then(|| Self { code: code.to_owned(), who })
     }
 
-    /// The effect of this code by a request to this host. `None` as for a program.
+    /// Returns the effect of this code by a request to this host. `None` as for a program.
     pub fn at(code: &str, host: &str) -> Option<Self> {
         let who = Who::Host(word(host.as_bytes())?);
         is_code(code).then(|| Self { code: code.to_owned(), who })
     }
 
-    /// Whether a yes to this is one to `wanted`: what a program may do its requests may, and a
-    /// request to a host is one to no other.
+    /// Returns whether consent to this effect includes `wanted`. Consent for a program includes its
+    /// requests; consent for a request to a host includes no other host.
     pub fn covers(&self, wanted: &Self) -> bool {
         match (&self.who, &wanted.who) {
             (Who::Program(_), Who::Host(_)) => self.code == wanted.code,
@@ -47,7 +47,7 @@ impl EffectUse {
         }
     }
 
-    /// The answer that lets a run have it.
+    /// Returns the grant that permits the effect.
     pub fn into_grant(self) -> Grant {
         Grant::Effect(Box::new(self))
     }

@@ -1,8 +1,7 @@
-//! What a run may reach through the door, and how: the lists, the limits, what
-//! is looked into, which secrets are put in on the way, and through whom.
+//! Rules of the egress proxy: the lists of targets, the limits, the inspected traffic, the secrets that are
+//! injected, and the upstream proxy.
 //!
-//! Must not know how names are resolved, nor the values of secrets: only where
-//! they are read.
+//! Must not know how names are resolved, nor the values of secrets: only where they are read.
 
 use std::net::IpAddr;
 
@@ -11,36 +10,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Grant, Host, Inspection, RawText, Target, TargetPattern, special_address};
 
-/// What a run may reach. Deny wins, whatever the order; what no list names may
-/// be asked about.
+/// The targets that a run may connect to. Deny wins, whatever the order; a target that no list names may be
+/// asked about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Egress {
-    /// What may be reached. Nothing is allowed that is not here or granted.
+    /// Allowed targets. A target is allowed only if it is listed here or granted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<TargetPattern>,
-    /// What is not allowed by `allow`, so that it may be asked about; a grant
-    /// gives it.
+    /// Exceptions to `allow`, so that they may be asked about; a grant allows them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ask: Vec<TargetPattern>,
-    /// What is refused without asking, also where something else allows it.
+    /// Targets that are refused without a question, even if another entry allows them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub deny: Vec<TargetPattern>,
-    /// Special addresses (private, loopback, link-local, ...) that names may
-    /// lead to. An address that is asked for as an address needs none of these,
-    /// but an entry or a grant that speaks of it; see [`TargetPattern::admits`].
+    /// Special addresses (private, loopback, link-local, ...) that names may resolve to. A target that is
+    /// given as an address does not need this list, but an entry or a grant that addresses it specifically;
+    /// see [`TargetPattern::admits`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub special: Vec<TargetPattern>,
     /// Limits of a sandbox.
     #[serde(skip_serializing_if = "is_default")]
     pub limits: EgressLimits,
-    /// What of the encrypted traffic is looked into.
+    /// Encrypted traffic that is inspected.
     #[serde(skip_serializing_if = "Inspection::is_empty")]
     pub inspect: Inspection,
-    /// Credentials that are put in at the door and are not inside.
+    /// Credentials that the egress proxy injects and that do not exist inside the sandbox.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<Secret>,
-    /// The proxy that leads outside, where it is not the network itself.
+    /// The upstream proxy, if the network is not reached directly.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<Upstream>,
 }
@@ -49,43 +47,42 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Limits of a sandbox's connections, all together. Absent means no limit of
-/// ours.
+/// Limits of all connections of a sandbox together. An absent value sets no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EgressLimits {
-    /// HTTP requests in a minute, where requests are seen: through the proxy
-    /// and where traffic is looked into.
+    /// HTTP requests per minute. Only visible requests are counted: those to the proxy and those in
+    /// inspected traffic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests_per_minute: Option<u64>,
-    /// New connections in a second.
+    /// New connections per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections_per_second: Option<u64>,
-    /// Connections open at once.
+    /// Open connections at one time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
-    /// Bytes out of the sandbox in a second.
+    /// Bytes out of the sandbox per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub up_bytes_per_second: Option<u64>,
-    /// Bytes into the sandbox in a second.
+    /// Bytes into the sandbox per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub down_bytes_per_second: Option<u64>,
-    /// Bytes in both directions, from first to last.
+    /// Bytes in both directions, in total.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<u64>,
 }
 
-/// Where a value is read, on the host, when a run needs it.
+/// Source of a value on the host, read when a run needs it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum SecretSource {
     /// This variable of Stockade's own environment.
     Env(String),
-    /// This file, an absolute path; one final line feed is not part of it.
+    /// This file, an absolute path; one final line feed is not part of the value.
     File(RawText),
 }
 
-/// How a credential stands in a request.
+/// Form of a credential in a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum SecretKind {
@@ -93,30 +90,29 @@ pub enum SecretKind {
     Bearer,
     /// `authorization: Basic`, as user name or password.
     Basic,
-    /// In this header, in lower case; its value or a part of it.
+    /// In this header, in lower case; the whole value or a part of it.
     Header(String),
-    /// The secret access key that signs requests (AWS Signature Version 4): the
-    /// request is signed anew.
+    /// The secret access key that signs requests (AWS Signature Version 4): the request is signed again.
     Aws,
 }
 
-/// A credential that a run uses and never has: inside stands a placeholder.
+/// A credential that a run uses but never sees: the sandbox holds a placeholder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Secret {
-    /// What it is called in the record.
+    /// Name of the secret in the audit log.
     pub name: String,
-    /// Where its value is read.
+    /// Source of the value.
     pub from: SecretSource,
-    /// Where it may go.
+    /// Hosts that may receive the secret.
     pub hosts: Vec<TargetPattern>,
-    /// How it stands in a request.
+    /// Form of the secret in a request.
     pub kind: SecretKind,
-    /// Where its placeholder stands inside: a variable, or a file.
+    /// Location of the placeholder in the sandbox: a variable, or a file.
     pub inside: SecretSource,
 }
 
-/// How to speak to a proxy.
+/// Protocol of an upstream proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum UpstreamKind {
@@ -126,50 +122,49 @@ pub enum UpstreamKind {
     Socks5,
 }
 
-/// A proxy on the way outside. Names are resolved there; what it reaches can
-/// only be checked by name.
+/// An upstream proxy. The proxy resolves names, so its targets can only be checked by name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Upstream {
-    /// How to speak to it.
+    /// Protocol of the proxy.
     pub kind: UpstreamKind,
-    /// Where it is.
+    /// Address of the proxy.
     pub proxy: Target,
-    /// Where `USER:PASSWORD` is read, where it wants to know.
+    /// Source of `USER:PASSWORD`, if the proxy requires authentication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<SecretSource>,
-    /// What is reached without it.
+    /// Targets that are reached without the proxy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub except: Vec<TargetPattern>,
 }
 
-/// What the lists say of a target.
+/// Result of a look-up of a target in the lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listed {
-    /// An entry of `deny` names it.
+    /// An entry of `deny` names the target.
     Denied(TargetPattern),
-    /// An entry of `allow` names it, and none of `deny`.
+    /// An entry of `allow` names the target, and none of `deny`.
     Allowed(TargetPattern),
-    /// A grant names it, and no entry.
+    /// A grant names the target, and no entry does.
     Granted(TargetPattern),
-    /// Nothing names it.
+    /// No entry and no grant names the target.
     Not,
 }
 
 impl Egress {
-    /// True where nothing is said.
+    /// Returns whether all fields have their defaults.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What the lists say.
+    /// Looks the target up in the lists.
     pub fn listed(&self, target: &Target) -> Listed {
         self.listed_with(&[], target)
     }
 
-    /// What the lists and these grants say: deny outweighs ask, ask outweighs
-    /// allow. Entries of `deny` and `ask` name more than those that allow: a wide
-    /// one of these, `*` or `0.0.0.0/0`, does not reach special addresses.
+    /// Looks the target up in the lists and these grants: deny outweighs ask, ask outweighs allow. Entries
+    /// of `deny` and `ask` name more targets than those that allow: a wide allowing entry, `*` or
+    /// `0.0.0.0/0`, does not include special addresses.
     pub fn listed_with<'a>(&self, grants: impl IntoIterator<Item = &'a Grant>, target: &Target) -> Listed {
         if let Some(pattern) = self.deny.iter().find(|pattern| pattern.names(target)) {
             return Listed::Denied(pattern.clone());
@@ -182,18 +177,18 @@ impl Egress {
         granted.map_or(Listed::Not, |pattern| Listed::Granted(pattern.clone()))
     }
 
-    /// Whether a name may lead to this special address, on this port.
+    /// Returns whether a name may resolve to this special address, on this port.
     pub fn lists_special(&self, address: IpAddr, port: u16) -> bool {
         let target = Target { host: Host::of(address), port };
         self.special.iter().any(|pattern| pattern.names(&target))
     }
 
-    /// Whether this address may be dialled for a target that may be reached.
+    /// Checks whether this address may be dialled for an allowed target.
     ///
     /// # Errors
-    /// What the address is, where it is special and not listed.
+    /// The kind of the address, if the address is special and not listed.
     pub fn may_dial(&self, target: &Target, address: IpAddr) -> Result<(), &'static str> {
-        // Whoever let an address pass knew what it is.
+        // The rule that allowed an address names it explicitly.
         if target.host == Host::of(address) {
             return Ok(());
         }
@@ -203,8 +198,8 @@ impl Egress {
         }
     }
 
-    /// Whether traffic of this target is opened and read: it is listed, it has
-    /// rules about requests, or a secret goes there; and it is not excepted.
+    /// Returns whether traffic of this target is decrypted and read. The target must be listed, have rules
+    /// about requests, or receive a secret, and must not be excepted.
     pub fn inspects(&self, target: &Target) -> bool {
         let secret = || self.secrets.iter().flat_map(|secret| &secret.hosts).any(|pattern| pattern.names(target));
         !self.inspect.excepts(target) && (self.inspect.opens(target) || secret())

@@ -1,6 +1,6 @@
-//! Where an HTTP service of the person's choice is, read once and strictly.
+//! The URL of an HTTP service that the user chose, parsed once and strictly.
 //!
-//! Plain HTTP reaches this machine only; what leaves it is encrypted.
+//! Plain HTTP is allowed to the local machine only; all other traffic is encrypted.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 /// Longest text, in bytes.
 const MAX_BYTES: usize = 2_048;
 
-/// `https://HOST[:PORT]/PATH[?QUERY]`; `http://` for loopback addresses and
-/// `localhost`. No user name, no fragment.
+/// `https://HOST[:PORT]/PATH[?QUERY]`; `http://` for loopback addresses and `localhost`. No user name, no
+/// fragment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Endpoint {
@@ -22,7 +22,7 @@ pub struct Endpoint {
     target: String,
 }
 
-/// Why a text is no endpoint.
+/// Reason why a text is not an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
     /// Neither `https://` nor `http://`.
@@ -34,16 +34,16 @@ pub enum EndpointError {
     /// `user:password@` before the host.
     #[error("no name or password belongs in an endpoint; the key has a setting of its own")]
     UserInfo,
-    /// The host is missing or holds an odd character.
+    /// The host is missing or has a forbidden character.
     #[error("the host of an endpoint is a name of letters, digits, `-` and `.`, or an address (IPv6 in brackets)")]
     Host,
-    /// No number from 1 to 65535.
+    /// The port is not a number from 1 to 65535.
     #[error("the port of an endpoint is a number from 1 to 65535")]
     Port,
-    /// A blank, a control character, a fragment, or no ASCII.
+    /// A blank, a control character, a fragment, or a character outside ASCII.
     #[error("the path of an endpoint is printable ASCII without blanks and `#`")]
     Path,
-    /// Too long.
+    /// The text is too long.
     #[error("an endpoint has at most {MAX_BYTES} bytes")]
     Length,
 }
@@ -62,28 +62,28 @@ impl From<Endpoint> for String {
 }
 
 impl Endpoint {
-    /// Whether it is reached over TLS.
+    /// Returns whether the endpoint uses TLS.
     pub fn is_encrypted(&self) -> bool {
         self.encrypted
     }
 
-    /// The host: a name in lower case, or an address without brackets.
+    /// Returns the host: a name in lower case, or an address without brackets.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The port.
+    /// Returns the port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Path and query, as they stand in a request line.
+    /// Returns path and query, in the form of a request line.
     pub fn target(&self) -> &str {
         &self.target
     }
 
-    /// The host as it stands in a URL or a `Host` header; with the port where it
-    /// is not the scheme's own.
+    /// Returns the host in the form of a URL or a `Host` header, with the port unless it is the scheme's
+    /// default.
     pub fn authority(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         let own = if self.encrypted { 443 } else { 80 };
@@ -169,8 +169,8 @@ fn host_and_port(authority: &str) -> Result<(String, Option<u16>), EndpointError
     Ok((host.to_ascii_lowercase(), port))
 }
 
-/// A name whose last label is no number, so that no odd spelling of an address
-/// passes for one.
+/// Returns whether a text is a name. The last label must not be a number, so that no unusual spelling of an
+/// address passes for a name.
 fn is_name(host: &str) -> bool {
     let label = |label: &str| {
         (1..=63).contains(&label.len())

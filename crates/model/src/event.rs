@@ -1,5 +1,5 @@
-//! The one event stream (L10). Everything that happens is one of these; the
-//! audit log, telemetry, the terminal and the inbox read them.
+//! The one event stream (L10). Every occurrence is one of these events. The audit log, telemetry, the
+//! terminal and the inbox read them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,21 +10,21 @@ use crate::{
     ReadAccess, Request, RequestId, Review, SessionId, StageId, Staged, Status, Usage,
 };
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Event {
-    /// When, in milliseconds since the epoch (CLOCK_REALTIME).
+    /// Time of the event, in milliseconds since the epoch (CLOCK_REALTIME).
     pub time_ms: u64,
-    /// The request it belongs to.
+    /// The request that the event belongs to.
     pub request: RequestId,
-    /// Its session.
+    /// Session of the request.
     pub session: Option<SessionId>,
-    /// What.
+    /// Type and content of the event.
     pub kind: EventKind,
 }
 
-/// The names of the types of events, as `type` has them.
+/// Names of the event types, as in the field `type`.
 pub const EVENT_TYPES: &[&str] = &[
     "requested",
     "assessed",
@@ -54,97 +54,96 @@ pub const EVENT_TYPES: &[&str] = &[
     "discarded",
 ];
 
-/// What happened.
+/// Type and content of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "type", deny_unknown_fields)]
 pub enum EventKind {
-    /// Somebody asked for a run. Values of the environment are not recorded,
-    /// only names: `request.environment` is emptied before it gets here.
+    /// A client requested a run. Values of the environment are not recorded, only names:
+    /// `request.environment` is emptied before the event is made.
     Requested {
         /// The request.
         request: Box<Request>,
         /// Names of the caller's variables.
         environment_names: Vec<String>,
     },
-    /// Its text was read.
+    /// The text of the request was assessed.
     Assessed {
-        /// The result.
+        /// The assessment.
         assessment: Assessment,
     },
-    /// The rules spoke.
+    /// The rules decided on the request.
     Decided {
-        /// The result.
+        /// The decision.
         decision: Decision,
     },
-    /// A question was put.
+    /// An approver was asked a question.
     Asked {
         /// The question.
         question: Box<Question>,
     },
-    /// A model is about to be asked about a question: what leaves the machine
-    /// is on record before it does.
+    /// A model is about to be asked to review a question. The event records the data that leaves the
+    /// machine, before it is sent.
     ReviewSent {
         /// Digest of the question.
         digest: Digest,
         /// Name of the model.
         by: String,
-        /// Where it is sent.
+        /// URL of the endpoint.
         endpoint: String,
-        /// The body, byte for byte. The key is no part of it.
+        /// The body, byte for byte. The key is not part of it.
         request: RawText,
     },
-    /// What came of that.
+    /// Result of the review.
     Reviewed {
         /// Digest of the question.
         digest: Digest,
-        /// The opinion, or why there is none.
+        /// The opinion, or the reason why there is none.
         review: Review,
-        /// What the endpoint sent, without secrets, cut where it is long.
+        /// Response of the endpoint, without secrets; truncated if it is long.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         response: Option<RawText>,
-        /// How long it took, in milliseconds.
+        /// Duration of the review, in milliseconds.
         took_ms: u64,
-        /// Whether it came after the question was put: then it changed nothing.
+        /// True if the review arrived after the question was asked: it then changed nothing.
         late: bool,
     },
-    /// It was answered.
+    /// The question was answered.
     Answered {
         /// The answer.
         answer: Answer,
-        /// Who: `terminal`, `cache`, `caller: NAME`, `mode never`.
+        /// Source of the answer: `terminal`, `cache`, `caller: NAME`, `mode never`.
         by: String,
-        /// Digest of the question answered.
+        /// Digest of the answered question.
         digest: Digest,
-        /// How long it took, in milliseconds.
+        /// How long the answer took, in milliseconds.
         waited_ms: u64,
         /// Warnings that came with a caller's own approval.
         warnings: Vec<String>,
     },
-    /// An attempt is about to start. Durable before the command's first
-    /// instruction.
+    /// An attempt is about to start. The event is durable before the command's first instruction.
     Starting {
-        /// Counts from 1.
+        /// Number of the attempt, from 1.
         attempt: u32,
         /// Digest of the plan.
         digest: Digest,
         /// Program and arguments.
         argv: Vec<RawText>,
-        /// Where.
+        /// Working directory.
         cwd: RawText,
         /// Profile name.
         profile: String,
         /// Grants in force.
         grants: Vec<Grant>,
-        /// Level asked for.
+        /// Requested level.
         level: Level,
-        /// Backend.
+        /// Name of the backend.
         backend: String,
     },
-    /// The sandbox stands and the command was released into it.
+    /// The sandbox exists and the command was started in it.
     Started {
-        /// Which attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// What is enforced.
+        /// The layers that are enforced.
         enforced: EnforcementReport,
     },
     /// A program was executed inside.
@@ -154,151 +153,147 @@ pub enum EventKind {
         /// Resolved program.
         program: RawText,
     },
-    /// A connection through the door is over.
+    /// A connection through the egress proxy ended.
     Connection {
-        /// Which attempt; 0 where the command had ended, and what it left behind in a
-        /// sandbox that lasts went on.
+        /// Number of the attempt. 0 if the command had ended and its remaining processes continued in a
+        /// persistent sandbox.
         attempt: u32,
-        /// What there is to know of it.
+        /// The record of the connection.
         connection: Box<ConnectionRecord>,
     },
-    /// A key of the person's ssh agent signed for the run.
+    /// A key of the user's ssh agent signed for the run.
     Signed {
-        /// Which attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// The grant that let it pass: which key, for what.
+        /// The grant that allowed the signature: the key and the purpose.
         grant: Grant,
-        /// What was signed: the digest of git's text, or the user at the server.
+        /// The signed object: the digest of git's text, or the user at the server.
         object: RawText,
     },
-    /// Something was refused.
+    /// An operation was refused.
     Denied {
-        /// The refusal.
+        /// The denial.
         denial: Denial,
     },
-    /// A call lacks a power and waits for an answer. What becomes of it is a
-    /// `granted`, a `denied` or a `withdrawn`, or the end of its attempt.
+    /// A held call lacks a power and waits for an answer. The hold ends with `granted`, `denied` or
+    /// `withdrawn`, or with the end of its attempt.
     Held {
-        /// Unique in its attempt.
+        /// Number of the hold, unique in its attempt.
         hold: u64,
-        /// The call, as a refusal would say it.
+        /// The held call, in the form of a denial.
         denial: Denial,
     },
-    /// Nobody waits for an answer any more.
+    /// Held calls no longer wait for an answer.
     Withdrawn {
-        /// Held calls whose processes are gone.
+        /// Held calls whose processes have ended.
         holds: Vec<u64>,
-        /// Digest of the question that was taken back with them, if one was:
-        /// an answer to it counts for nothing.
+        /// Digest of the question that was withdrawn with them, if there was one. An answer to it has no
+        /// effect.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         digest: Option<Digest>,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// Powers were added, for the next attempt or in place.
+    /// Powers were added, for the next attempt or for the running one.
     Granted {
         /// The powers.
         grants: Vec<Grant>,
-        /// Held calls that go on with them; none where it is the next attempt
-        /// that has them.
+        /// Held calls that continue with these powers; none if the powers are for the next attempt.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         holds: Vec<u64>,
     },
     /// An attempt ended.
     Exited {
-        /// Which attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// How.
+        /// Status of the attempt.
         status: Status,
-        /// Its exit code.
+        /// Exit code of the command.
         exit_code: Option<i32>,
-        /// The signal that ended it.
+        /// The signal that ended the command.
         signal: Option<i32>,
-        /// What it used.
+        /// Resource usage.
         usage: Usage,
-        /// What waits in a stage.
+        /// Changes that wait in a stage.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staged: Option<Staged>,
-        /// How many paths it may have changed that `stockade undo` can restore.
+        /// Number of paths, possibly changed, that `stockade undo` can restore.
         #[serde(default, skip_serializing_if = "is_zero")]
         kept_for_undo: u64,
-        /// How many files it wrote that run code when somebody builds, tests, installs or starts
-        /// the project.
+        /// Number of written files that run code when the project is built, tested, installed or started.
         #[serde(default, skip_serializing_if = "is_zero")]
         project_files: u64,
     },
-    /// What a traced attempt read, in as many events as it takes.
+    /// Read accesses of a traced attempt. One attempt may need several events.
     Traced {
-        /// Which attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// What.
+        /// The read accesses.
         reads: Vec<ReadAccess>,
     },
-    /// Somebody was attached to a run that lives on.
+    /// A client attached to a detached run.
     Attached {
         /// Process id of the client.
         client: u32,
-        /// Whether questions can be put there.
+        /// Whether the client can answer questions.
         answers: bool,
     },
-    /// What comes from there is about to reach the command without being judged.
+    /// Input from the client is about to reach the command without an assessment.
     Typed {
         /// Process id of the client.
         client: u32,
-        /// Whether it is keys that a person presses at the run's terminal; otherwise
-        /// data.
+        /// True for keys that a user presses at the run's terminal; false for other data.
         keys: bool,
     },
-    /// Whoever was attached has gone. Absent where the run ended first.
+    /// The attached client has left. Absent if the run ended first.
     Left {
         /// Process id of the client.
         client: u32,
-        /// How much of what came from there was not judged, in bytes.
+        /// Input from the client that was not assessed, in bytes.
         unjudged_bytes: u64,
     },
-    /// Stockade could not do its part.
+    /// Stockade failed.
     Failed {
-        /// Why.
+        /// The reason.
         message: String,
     },
-    /// The request is over.
+    /// The request ended.
     Finished {
-        /// How.
+        /// Status of the request.
         status: Status,
-        /// What the caller's exit status will be.
+        /// Exit status for the caller.
         exit_code: i32,
     },
-    /// A remembered answer was taken back.
+    /// A remembered answer was revoked.
     Revoked {
-        /// Which.
+        /// The remembered answer.
         approval: String,
     },
-    /// What was staged was put into its workspace. The request is the one whose
-    /// run wrote it.
+    /// Staged changes were committed to their workspace. The request is the one whose run wrote them.
     Committed {
         /// The stage.
         stage: StageId,
-        /// How many paths.
+        /// Number of committed paths.
         changes: u64,
-        /// Protected paths that were agreed to, relative to the workspace.
+        /// Protected paths that were approved, relative to the workspace.
         agreed: Vec<RawText>,
-        /// How many paths were left in the stage.
+        /// Number of paths that were left in the stage.
         held: u64,
     },
-    /// What was staged was thrown away.
+    /// Staged changes were discarded.
     Discarded {
         /// The stage.
         stage: StageId,
-        /// How many paths; 0 where they could not be read.
+        /// Number of paths; 0 if they could not be read.
         changes: u64,
     },
-    /// What a run changed was restored. The request is the one whose run changed it.
+    /// Changes of a run were undone. The request is the one whose run made them.
     Undone {
-        /// How many paths.
+        /// Number of restored paths.
         restored: u64,
-        /// How many were left as they are: changed after the run, or not restorable.
+        /// Number of paths that were left unchanged: changed after the run, or not restorable.
         left: u64,
     },
-    /// What was kept of a run for undo was removed.
+    /// The undo data of a run was removed.
     Forgotten,
 }

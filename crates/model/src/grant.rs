@@ -1,4 +1,4 @@
-//! A grant: one added power, written as one would say it.
+//! A grant: one added power in its text form.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
@@ -10,29 +10,27 @@ use serde::{Deserialize, Serialize};
 use crate::network::HostError;
 use crate::{EffectUse, Limit, RawText, SecretUse, SignUse, Target, TargetPattern};
 
-/// One added power. The text form is `write PATH`, `read PATH`,
-/// `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `sign KEY for git`,
-/// `sign KEY to HOST[:PORT]`, `listen PORT`,
-/// `socket PATH`, `exec PROGRAM`, `env NAME`, `effect CODE by PROGRAM`, `effect CODE at HOST`,
-/// and of a limit its name and amount: `memory 8GiB`, `processes 4096`, `wall 2h`.
+/// One added power. The text form is `write PATH`, `read PATH`, `connect HOST[:PORTS]`,
+/// `secret NAME to HOST[:PORTS]`, `sign KEY for git`, `sign KEY to HOST[:PORT]`, `listen PORT`,
+/// `socket PATH`, `exec PROGRAM`, `env NAME`, `effect CODE by PROGRAM`, `effect CODE at HOST`. For a limit
+/// it is the name and amount: `memory 8GiB`, `processes 4096`, `wall 2h`.
 ///
-/// Paths are absolute and normal: no `.`, no `..`, no double slash. Whoever
-/// parses what a person typed resolves `~` and relative paths first.
+/// Paths are absolute and normal: no `.`, no `..`, no double slash. The parser of user input resolves `~`
+/// and relative paths first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Grant {
-    /// Create, change and remove this path and what lies beneath it, up to the
-    /// next protected name.
+    /// Create, change and remove this path and everything beneath it, up to the next protected name.
     Write(PathBuf),
-    /// Read this path and what lies beneath it although it is hidden.
+    /// Read this path and everything beneath it although it is hidden.
     Read(PathBuf),
     /// Connect to these targets over TCP; no port means every port.
     Connect(TargetPattern),
-    /// Have the door put this secret into requests to this host. It lets nobody
-    /// reach the host, and nobody inside see the secret.
+    /// Have the egress proxy insert this secret into requests to this host. The grant neither allows
+    /// connections to the host nor shows the secret to the run.
     Secret(Box<SecretUse>),
-    /// Have a key of the person's ssh agent sign for this purpose alone. It lets nobody
-    /// reach a host, and nobody inside see the key.
+    /// Have a key of the user's ssh agent sign for this purpose alone. The grant neither allows connections
+    /// to a host nor shows the key to the run.
     Sign(Box<SignUse>),
     /// Publish this TCP port on the host's loopback.
     Listen(u16),
@@ -44,12 +42,12 @@ pub enum Grant {
     Env(String),
     /// Raise this limit to this amount, in its own unit.
     Limit(Limit, u64),
-    /// Have this effect, which no sandbox contains or no undo takes back. Only an answer gives
-    /// it: nobody agrees to it beforehand.
+    /// Have this effect, which no sandbox contains or no undo reverts. Only an answer gives this grant:
+    /// consent in advance is not possible.
     Effect(Box<EffectUse>),
 }
 
-/// Why a text is no grant.
+/// Reason why a text is not a grant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no grant: {why}")]
 pub struct GrantError {
@@ -58,17 +56,17 @@ pub struct GrantError {
 }
 
 impl Grant {
-    /// Whether it is only ever given by an answer to the question about it.
+    /// Returns whether only an answer to a question can give this grant.
     pub fn is_answer_only(&self) -> bool {
         matches!(self, Self::Effect(_))
     }
 
-    /// To connect to exactly this target.
+    /// Returns the grant to connect to exactly this target.
     pub fn connect(target: &Target) -> Self {
         Self::Connect(TargetPattern::exactly(target))
     }
 
-    /// Which targets may be connected to with it.
+    /// Returns the targets that this grant allows connections to.
     pub fn targets(&self) -> Option<&TargetPattern> {
         match self {
             Self::Connect(targets) => Some(targets),
@@ -76,7 +74,7 @@ impl Grant {
         }
     }
 
-    /// Which secret may be taken where with it.
+    /// Returns the secret, and the host that may receive it, of this grant.
     pub fn secret(&self) -> Option<&SecretUse> {
         match self {
             Self::Secret(wanted) => Some(wanted),
@@ -84,7 +82,7 @@ impl Grant {
         }
     }
 
-    /// Which key may sign what with it.
+    /// Returns the key and the purpose that this grant allows signatures for.
     pub fn sign_use(&self) -> Option<&SignUse> {
         match self {
             Self::Sign(wanted) => Some(wanted),
@@ -92,7 +90,7 @@ impl Grant {
         }
     }
 
-    /// Which effect may be had with it.
+    /// Returns the effect that this grant allows.
     pub fn effect(&self) -> Option<&EffectUse> {
         match self {
             Self::Effect(wanted) => Some(wanted),
@@ -100,7 +98,7 @@ impl Grant {
         }
     }
 
-    /// The path of a filesystem grant.
+    /// Returns the path of a filesystem grant.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Write(p) | Self::Read(p) | Self::Socket(p) | Self::Exec(p) => Some(p),

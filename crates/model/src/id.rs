@@ -1,5 +1,5 @@
-//! Identifiers: random tokens with a prefix that says what they name. They are
-//! never part of a path and carry no meaning.
+//! Identifiers: random tokens with a prefix for the kind of object. They are never part of a path and carry
+//! no meaning.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Why a text is not an identifier.
+/// Reason why a text is not an identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no {kind} id; expected `{prefix}` and 1 to 64 letters, digits, `-` or `_`")]
 pub struct IdError {
@@ -24,13 +24,13 @@ macro_rules! id {
         pub struct $name(String);
 
         impl $name {
-            /// An identifier from 16 random bytes.
+            /// Returns an identifier from 16 random bytes.
             pub fn from_random(bytes: [u8; 16]) -> Self {
                 let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
                 Self(format!(concat!($prefix, "{}"), hex))
             }
 
-            /// The text form.
+            /// Returns the text form.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -77,13 +77,13 @@ id!(SessionId, "ses_", "session", "Names one agent's conversation.");
 id!(ApprovalId, "apr_", "approval", "Names one remembered answer.");
 id!(StageId, "stg_", "stage", "Names the staged writes of one run.");
 
-/// Names one sandbox that lasts. Whoever knows it may ask for it by name, so it
-/// is always 16 random bytes and never a chosen text.
+/// Identifier of one persistent sandbox. A client that knows the identifier may use the sandbox, so it is
+/// always 16 random bytes and never a chosen text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct SandboxId(String);
 
-/// Why a text is not the id of a sandbox.
+/// Reason why a text is not the id of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no sandbox id; expected `sbx_` and 32 digits from 0 to 9 and a to f")]
 pub struct SandboxIdError(String);
@@ -92,13 +92,13 @@ impl SandboxId {
     const PREFIX: &str = "sbx_";
     const DIGITS: usize = 32;
 
-    /// An identifier from 16 random bytes.
+    /// Returns an identifier from 16 random bytes.
     pub fn from_random(bytes: [u8; 16]) -> Self {
         let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
         Self(format!("{}{hex}", Self::PREFIX))
     }
 
-    /// The text form.
+    /// Returns the text form.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! Rules about single requests, where traffic is opened and read.
+//! Rules about single requests in decrypted traffic.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,78 +12,78 @@ use crate::{Target, TargetPattern, text_matches};
 /// Longest path of a pattern, in bytes.
 const MAX_PATH: usize = 2048;
 
-/// What of the encrypted traffic is looked into.
+/// Rules for the inspection of encrypted traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Inspection {
-    /// Whose traffic is opened and read.
+    /// Targets whose traffic is decrypted and read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<TargetPattern>,
-    /// Whose traffic is never opened.
+    /// Targets whose traffic is never decrypted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub except: Vec<TargetPattern>,
-    /// Requests that pass. A host that one of these names gets no others.
+    /// Allowed requests. A host that an entry names gets no other requests.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<RequestPattern>,
-    /// Requests that are refused, also where `allow` names them.
+    /// Requests that are refused, even if `allow` names them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub deny: Vec<RequestPattern>,
-    /// Targets that may change a connection's protocol (`101`). Nothing but secrets
-    /// is looked for in it afterwards.
+    /// Targets that may change a connection's protocol (`101`). After the change the traffic is only
+    /// searched for secrets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub upgrade: Vec<TargetPattern>,
 }
 
-/// Which requests: `METHOD URL`, e.g. `GET https://api.example.com/v1/*`. Several
-/// methods are joined by commas, `*` stands for any; in the path `*` stands for
-/// any text. What follows `?` in a request's URL is not looked at.
+/// Pattern of requests: `METHOD URL`, e.g. `GET https://api.example.com/v1/*`. Several methods are joined
+/// by commas, `*` matches any method. In the path `*` matches any text. The part of a request's URL after
+/// `?` is ignored.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RequestPattern {
-    /// None means any.
+    /// An empty list means any method.
     methods: Vec<String>,
     encrypted: bool,
     targets: TargetPattern,
     path: String,
 }
 
-/// What the rules say of a request.
+/// Result of the rules for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestRuling {
     /// No rule is about this target.
     Unruled,
-    /// This entry of `allow` names it.
+    /// This entry of `allow` names the request.
     Allowed(RequestPattern),
-    /// This entry of `deny` names it.
+    /// This entry of `deny` names the request.
     Denied(RequestPattern),
     /// There are entries of `allow` for this target, and none names the request.
     NotAllowed,
-    /// Its path can be read in more than one way, and there are rules.
+    /// The path of the request is ambiguous, and there are rules for the target.
     Unclear,
 }
 
 impl Inspection {
-    /// True where nothing is said.
+    /// Returns whether all fields have their defaults.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether this target's traffic is to be opened for the rules' sake.
+    /// Returns whether the rules require that this target's traffic is decrypted.
     pub fn opens(&self, target: &Target) -> bool {
         self.hosts.iter().any(|pattern| pattern.names(target)) || self.rules().any(|rule| rule.targets.names(target))
     }
 
-    /// Whether this target's traffic is never opened.
+    /// Returns whether this target's traffic is never decrypted.
     pub fn excepts(&self, target: &Target) -> bool {
         self.except.iter().any(|pattern| pattern.names(target))
     }
 
-    /// Whether this target may change the protocol of a connection that is read.
+    /// Returns whether this target may change the protocol of an inspected connection.
     pub fn upgrades(&self, target: &Target) -> bool {
         self.upgrade.iter().any(|pattern| pattern.names(target))
     }
 
-    /// Whether there are rules about requests to this target.
+    /// Returns whether there are rules about requests to this target.
     pub fn has_rules(&self, target: &Target) -> bool {
         self.rules().any(|rule| rule.targets.names(target))
     }
@@ -92,8 +92,7 @@ impl Inspection {
         self.allow.iter().chain(&self.deny)
     }
 
-    /// What the rules say of a request. `path` is as it stands in the request,
-    /// what follows `?` included.
+    /// Applies the rules to a request. `path` is as in the request, including the part after `?`.
     pub fn rule(&self, encrypted: bool, target: &Target, method: &str, path: &str) -> RequestRuling {
         let about = |rule: &&RequestPattern| rule.encrypted == encrypted && rule.targets.names(target);
         if !self.rules().any(|rule| about(&rule)) {
@@ -114,18 +113,18 @@ impl Inspection {
     }
 }
 
-/// The bytes that a path stands for. `None`: servers read it in different ways.
+/// Decodes the bytes of a path. Returns `None` if servers parse the path in different ways.
 ///
-/// Such are steps upwards and empty ones, separators of other systems (`\`), escaped
-/// separators, parameters of a step (`;`), escapes of an escape, control bytes, names
-/// that some file systems shorten, and text that is not UTF-8 in its only form.
+/// Reasons are upward or empty segments, separators of other systems (`\`), escaped separators, parameters
+/// of a segment (`;`) and double escapes. Other reasons are control bytes, names that some file systems
+/// shorten, and text that is not valid UTF-8.
 fn clear_path(path: &str) -> Option<Vec<u8>> {
     if path.bytes().any(|byte| byte <= b' ' || byte >= 0x7f || matches!(byte, b'\\' | b';')) {
         return None;
     }
     let steps: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
     let last = steps.len() - 1;
-    // Some systems cut blanks and dots off the end of a name; that covers `.` and `..`.
+    // Some systems remove blanks and dots from the end of a name; this check covers `.` and `..`.
     let is_odd = |step: &str| step.ends_with('.') || step.ends_with("%20");
     if steps.iter().enumerate().any(|(at, step)| is_odd(step) || (step.is_empty() && at < last)) {
         return None;
@@ -138,20 +137,20 @@ fn clear_path(path: &str) -> Option<Vec<u8>> {
         decoded.push(byte);
         decoded.extend(&part.as_bytes()[2..]);
     }
-    // Overlong forms and surrogates are no UTF-8.
+    // Overlong forms and surrogates are not UTF-8.
     let text = std::str::from_utf8(&decoded).ok()?;
     (!text.chars().any(is_folded)).then_some(decoded)
 }
 
-/// Whether an escape of this byte has one meaning: not one of a letter that needs
-/// none, of a control byte, or of what divides a URL.
+/// Returns whether an escape of this byte has one meaning. The byte must not be a letter that needs no
+/// escape, a control byte, or a delimiter of a URL.
 fn may_be_escaped(byte: u8) -> bool {
     !byte.is_ascii_alphanumeric() && !byte.is_ascii_control() && !b"-._~/\\%;?#".contains(&byte)
 }
 
-/// Characters that Unicode's compatibility forms, case folding or the tables of a code
-/// page turn into others, mostly into ASCII (`\u{ff0f}` into `/`), or that are dropped.
-/// By whole ranges: more is refused than would be needed.
+/// Returns whether a character may become another one, mostly in ASCII (`\u{ff0f}` becomes `/`), or may be
+/// dropped. Unicode's compatibility forms, case folding and code pages do this. The check uses whole
+/// ranges, so it refuses more than necessary.
 fn is_folded(character: char) -> bool {
     const RANGES: &[(u32, u32)] = &[
         (0x80, 0xbf),
@@ -206,7 +205,7 @@ fn is_folded(character: char) -> bool {
 }
 
 impl RequestPattern {
-    /// The targets it is about.
+    /// Returns the targets of the pattern.
     pub fn targets(&self) -> &TargetPattern {
         &self.targets
     }
@@ -216,7 +215,7 @@ impl RequestPattern {
             && clear_path(&self.path).is_some_and(|own| text_matches(&own, path))
     }
 
-    /// The same without regard to case: some servers read methods and paths so.
+    /// Like `names`, without regard to case, because some servers ignore the case of methods and paths.
     fn names_in_any_case(&self, method: &str, path: &[u8]) -> bool {
         (self.methods.is_empty() || self.methods.iter().any(|own| own.eq_ignore_ascii_case(method)))
             && clear_path(&self.path)
@@ -244,8 +243,7 @@ impl FromStr for RequestPattern {
             "*" => Vec::new(),
             list => list.split(',').map(str::to_owned).collect(),
         };
-        // RFC 9110, 9.1: methods are told apart by case, and all known ones are
-        // upper case.
+        // RFC 9110, 9.1: methods are case-sensitive, and all known methods are upper case.
         let fits = |method: &String| (1..=32).contains(&method.len()) && method.bytes().all(|b| b.is_ascii_uppercase());
         if methods.len() > 16 || !methods.iter().all(fits) {
             return Err(fail("methods are in upper case with `,` between: `GET,HEAD`, or `*`"));
@@ -344,8 +342,8 @@ mod tests {
         assert_eq!(inspection.rule(false, &"a.example:80".parse().unwrap(), "GET", "/"), RequestRuling::Unruled);
     }
 
-    /// Each gives `/v1/` another meaning for some server, or the path behind a rule of
-    /// `deny` another spelling.
+    /// For some server, each of these paths gives `/v1/` another meaning, or spells the path of a `deny`
+    /// rule differently.
     #[test]
     fn a_path_that_servers_read_in_different_ways_is_unclear() {
         let inspection = Inspection {
@@ -431,7 +429,7 @@ mod tests {
         }
     }
 
-    /// Rules and requests are compared by what they stand for.
+    /// Rules and requests are compared in decoded form.
     #[test]
     fn a_rule_names_every_spelling_of_its_path() {
         let inspection = Inspection {

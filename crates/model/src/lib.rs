@@ -1,10 +1,8 @@
-//! The words of Stockade as types: what is asked for, what it may do, what was
-//! refused, who agreed, how it ended.
+//! The types of Stockade's domain: requests, powers, denials, approvals and outcomes.
 //!
-//! Absent on purpose: no I/O, no clock, no randomness, no async, no policy.
-//! Nothing here can fail for a reason outside its arguments, so every other
-//! crate may use it. The serialised forms are public API: outcomes, events and
-//! configuration are read by other people's programs.
+//! Absent on purpose: no I/O, no clock, no randomness, no async, no policy. A function here fails only
+//! because of its arguments, so every other crate may use it. The serialised forms are public API: programs
+//! of users read outcomes, events and configuration.
 
 #![forbid(unsafe_code)]
 

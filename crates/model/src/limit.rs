@@ -1,4 +1,4 @@
-//! Limits of a run: which there are, their amounts, and how each is written.
+//! Limits of a run: their kinds, amounts and text forms.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::quantity::{count, duration_ms, duration_text, size_bytes, size_text, thousandths, thousandths_text};
 
-/// One kind of limit. Its text is its name in configuration, in `--limit NAME=AMOUNT`
-/// and in a grant (`memory 8GiB`).
+/// One kind of limit. The text form is the name in configuration, in `--limit NAME=AMOUNT` and in a grant
+/// (`memory 8GiB`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
@@ -16,34 +16,34 @@ pub enum Limit {
     Wall,
     /// Processor time of all processes together.
     CpuTime,
-    /// Processors in use at once.
+    /// Processors in use at one time.
     Cpus,
     /// Memory of all processes together, without swap.
     Memory,
-    /// Processes and threads at once.
+    /// Processes and threads at one time.
     Processes,
     /// Bytes written to disk.
     Disk,
-    /// Files, directories and links made, less those removed.
+    /// Files, directories and links created, less those removed.
     Inodes,
-    /// Bytes read, and bytes written, in a second.
+    /// Bytes read, and bytes written, per second.
     Io,
     /// Open descriptors of one process.
     OpenFiles,
     /// Size of one file.
     FileSize,
-    /// Private temp.
+    /// Size of the private temporary directory.
     Temp,
-    /// What is kept of each output stream.
+    /// Size of the kept part of each output stream.
     Output,
 }
 
-/// Memory that no machine has more of. A smaller limit may still be more than this machine has:
-/// a configuration file is for several machines, and each holds what it can.
+/// Greatest amount of memory. A smaller limit may still exceed the memory of this machine, because one
+/// configuration file serves several machines.
 const MAX_MEMORY_BYTES: u64 = 64 << 40;
 
 impl Limit {
-    /// All of them, in the order in which they are shown.
+    /// All limits, in display order.
     pub const ALL: [Self; 12] = [
         Self::Wall,
         Self::CpuTime,
@@ -59,7 +59,7 @@ impl Limit {
         Self::Output,
     ];
 
-    /// Its key in a profile, e.g. `limits.memory`.
+    /// Returns the key of the limit in a profile, e.g. `limits.memory`.
     pub fn key(self) -> &'static str {
         match self {
             Self::Wall => "limits.wall",
@@ -77,25 +77,25 @@ impl Limit {
         }
     }
 
-    /// Its name: the last part of its key.
+    /// Returns the name of the limit: the last part of its key.
     pub fn name(self) -> &'static str {
         self.key().trim_start_matches("limits.")
     }
 
-    /// The limit of this name.
+    /// Returns the limit of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|limit| limit.name() == name)
     }
 
-    /// Reads an amount of it.
+    /// Parses an amount of the limit.
     ///
     /// # Errors
-    /// Why it is none, for a person.
+    /// The reason for the user, if the text is not an amount.
     pub fn parse(self, text: &str) -> Result<u64, &'static str> {
         match self {
             Self::Wall | Self::CpuTime => duration_ms(text),
             Self::Cpus => thousandths(text),
-            // More than that is a slip, not a limit.
+            // A greater amount is a mistake, not a limit.
             Self::Memory => size_bytes(text).and_then(|bytes| match bytes {
                 0..=MAX_MEMORY_BYTES => Ok(bytes),
                 _ => Err("no machine has more memory than 64TiB: give less, or leave this limit out"),
@@ -107,7 +107,7 @@ impl Limit {
         }
     }
 
-    /// An amount of it, as [`parse`](Self::parse) reads it.
+    /// Formats an amount of the limit, as [`parse`](Self::parse) reads it.
     pub fn text(self, amount: u64) -> String {
         match self {
             Self::Wall | Self::CpuTime => duration_text(amount),
@@ -124,7 +124,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// Limits. Absent means no limit of ours.
+/// Limits of a run. An absent value sets no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
@@ -133,22 +133,21 @@ pub struct Limits {
     /// Processor time of all processes together, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_time_ms: Option<u64>,
-    /// Processors in use at once, in thousandths of one.
+    /// Processors in use at one time, in thousandths of one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus_milli: Option<u64>,
     /// Memory of all processes together, in bytes. There is no swap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Processes and threads at once.
+    /// Processes and threads at one time.
     pub processes: Option<u64>,
-    /// Bytes written to disk: in the workspace, a stage, and wherever else it
-    /// may write.
+    /// Bytes written to disk: in the workspace, a stage, and all other writable paths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
-    /// Files, directories and links made, less those removed.
+    /// Files, directories and links created, less those removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inodes: Option<u64>,
-    /// Bytes read, and bytes written, in a second.
+    /// Bytes read, and bytes written, per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io_bytes_per_s: Option<u64>,
     /// Open descriptors of one process.
@@ -156,15 +155,15 @@ pub struct Limits {
     /// Size of one file, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_size_bytes: Option<u64>,
-    /// Private temp, in bytes.
+    /// Size of the private temporary directory, in bytes.
     pub temp_bytes: Option<u64>,
-    /// Bytes of each output stream that are kept when output is captured: half
-    /// from its head, half from its tail.
+    /// Bytes of each output stream that are kept when output is captured: half from the head, half from the
+    /// tail.
     pub output_bytes: Option<u64>,
 }
 
 impl Limits {
-    /// The amount of one limit.
+    /// Returns the amount of one limit.
     pub fn get(&self, limit: Limit) -> Option<u64> {
         match limit {
             Limit::Wall => self.wall_ms,
@@ -201,26 +200,26 @@ impl Limits {
         *slot = Some(amount);
     }
 
-    /// Those that are set, in the order in which they are shown.
+    /// Returns the limits that are set, in display order.
     pub fn each(&self) -> impl Iterator<Item = (Limit, u64)> {
         Limit::ALL.into_iter().filter_map(|limit| self.get(limit).map(|amount| (limit, amount)))
     }
 
-    /// Lowers each to that of `other`, where that is lower or this has none.
+    /// Lowers each limit to that of `other`, if that is lower or this one is not set.
     pub fn lower_to(&mut self, other: &Self) {
         for (limit, amount) in other.each() {
             self.set(limit, self.get(limit).map_or(amount, |own| own.min(amount)));
         }
     }
 
-    /// Raises one, if it is set.
+    /// Raises one limit, if it is set.
     pub fn raise(&mut self, limit: Limit, amount: u64) {
         if let Some(own) = self.get(limit) {
             self.set(limit, own.max(amount));
         }
     }
 
-    /// True where nothing is limited.
+    /// Returns whether no limit is set.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -1,8 +1,7 @@
-//! Where connections lead: hosts, targets, and the record of each connection.
+//! Targets of connections: hosts, targets, and the record of each connection.
 //!
-//! A host is read once, strictly, and compared as a value afterwards: whoever
-//! checks a name and whoever dials it hold the same one. Must not know how
-//! names are resolved.
+//! A host is parsed once, strictly, and compared as a value afterwards. So the check of a name and the
+//! dialling use the same value. Must not know how names are resolved.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -18,22 +17,22 @@ const MAX_NAME: usize = 253;
 /// Longest label of a host name (RFC 1035, 2.3.4).
 const MAX_LABEL: usize = 63;
 
-/// A host: a name, or an address. A name is in lower case and has no final dot;
-/// an IPv6 address that stands for an IPv4 one is that IPv4 address.
+/// A host: a name, or an address. A name is in lower case and has no final dot; an IPv4-mapped IPv6 address
+/// becomes the IPv4 address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Host {
-    /// A name that somebody resolves.
+    /// A name that a resolver must resolve.
     Name(HostName),
     /// An address.
     Address(IpAddr),
 }
 
-/// The name of a host: see [`Host`]. Made by [`Host::from_str`] alone.
+/// The name of a host: see [`Host`]. Only [`Host::from_str`] makes one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostName(String);
 
-/// Why a text is no host, target or pattern of them.
+/// Reason why a text is not a host, a target or a pattern of them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no {what}: {why}")]
 pub struct HostError {
@@ -47,26 +46,26 @@ impl HostError {
         Self { text: text.escape_default().take(MAX_NAME * 2).collect(), what, why }
     }
 
-    /// What is wrong with it, without the text.
+    /// Returns the reason, without the text.
     pub fn why(&self) -> &'static str {
         self.why
     }
 }
 
 impl HostName {
-    /// Its text.
+    /// Returns the text of the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl Host {
-    /// The host that an address is.
+    /// Returns the host for an address.
     pub fn of(address: IpAddr) -> Self {
         Self::Address(address.to_canonical())
     }
 
-    /// Its name, where it has one.
+    /// Returns the name of the host, if it has one.
     pub fn name(&self) -> Option<&HostName> {
         match self {
             Self::Name(name) => Some(name),
@@ -106,7 +105,7 @@ impl TryFrom<String> for Host {
 impl FromStr for Host {
     type Err = HostError;
 
-    /// Reads a bare host: no port, no brackets but around an IPv6 address.
+    /// Parses a bare host: no port, and brackets around an IPv6 address only.
     fn from_str(text: &str) -> Result<Self, HostError> {
         let fail = |why| Err(HostError::new(text, "host", why));
         let inner = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
@@ -132,7 +131,7 @@ impl FromStr for Host {
                 return fail("a name is letters, digits, `_` and `-` between dots, `-` neither first nor last");
             }
         }
-        // Resolvers read such a text as an address, each in its own way.
+        // Resolvers parse such a text as an address, each in a different way.
         let last = name.rsplit('.').next().unwrap_or_default();
         let is_number = last.bytes().all(|b| b.is_ascii_digit())
             || last.strip_prefix("0x").is_some_and(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()));
@@ -152,11 +151,11 @@ impl JsonSchema for Host {
     }
 }
 
-/// Where one connection leads.
+/// Target of one connection.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Target {
-    /// To whom.
+    /// The host.
     pub host: Host,
     /// TCP port, never 0.
     pub port: u16,
@@ -174,7 +173,7 @@ impl fmt::Display for Target {
 impl FromStr for Target {
     type Err = HostError;
 
-    /// Reads `HOST:PORT` or `[V6]:PORT`.
+    /// Parses `HOST:PORT` or `[V6]:PORT`.
     fn from_str(text: &str) -> Result<Self, HostError> {
         let fail = |why| HostError::new(text, "target", why);
         let (host, port) = text.rsplit_once(':').ok_or_else(|| fail("a port follows the host: `pypi.org:443`"))?;
@@ -193,41 +192,41 @@ impl FromStr for Target {
 pub enum ConnectionEnd {
     /// Either side closed it.
     Closed,
-    /// Either side broke it off.
+    /// Either side reset it.
     Reset,
-    /// It never came about: refused, unreachable, out of time, no such name.
+    /// The connection failed: refused, unreachable, timed out, or no such name.
     Failed,
-    /// The door broke it off: a rule or a limit.
+    /// The egress proxy ended it because of a rule or a limit.
     Refused,
-    /// It stood when the run ended.
+    /// The connection was open when the run ended.
     RunEnded,
 }
 
-/// One connection through the door.
+/// One connection through the egress proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ConnectionRecord {
-    /// Process id as the host sees it, where known.
+    /// Process id as the host sees it, if known.
     pub pid: Option<u32>,
-    /// The resolved executable of that process, where known.
+    /// The resolved executable of that process, if known.
     pub program: Option<RawText>,
-    /// Where to, as it was asked for.
+    /// The requested target.
     pub target: Target,
-    /// The address that was dialled.
+    /// The dialled address.
     pub address: Option<IpAddr>,
-    /// The rule or grant that let it pass, or that refused it.
+    /// The rule or grant that allowed or refused the connection.
     pub rule: String,
-    /// The server name of the TLS client hello, where one was seen.
+    /// The server name of the TLS client hello, if there was one.
     pub tls_name: Option<RawText>,
-    /// Bytes from the sandbox outwards.
+    /// Bytes out of the sandbox.
     pub bytes_up: u64,
     /// Bytes into the sandbox.
     pub bytes_down: u64,
-    /// From the dialling to the end, in milliseconds.
+    /// Time from the dialling to the end, in milliseconds.
     pub duration_ms: u64,
-    /// How it ended.
+    /// How the connection ended.
     pub end: ConnectionEnd,
-    /// Why, where it failed or was refused.
+    /// The reason, if the connection failed or was refused.
     pub why: Option<String>,
 }
 
@@ -235,24 +234,23 @@ pub struct ConnectionRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HostUse {
-    /// Where to.
+    /// The target.
     pub target: Target,
-    /// How many that came about.
+    /// Number of established connections.
     pub connections: u64,
-    /// How many that did not: refused by the host, unreachable, out of time, no
-    /// such name.
+    /// Number of failed connections: refused by the host, unreachable, timed out, or no such name.
     pub failed: u64,
-    /// How many the door refused or broke off.
+    /// Number of connections that the egress proxy refused or ended.
     pub refused: u64,
-    /// Bytes from the sandbox outwards.
+    /// Bytes out of the sandbox.
     pub bytes_up: u64,
     /// Bytes into the sandbox.
     pub bytes_down: u64,
 }
 
 impl HostUse {
-    /// Counts connections in. Of more than `limit` different targets the rest is
-    /// counted in `left_out`.
+    /// Adds a connection to the counts. Connections to more than `limit` different targets are counted in
+    /// `left_out`.
     pub fn count(uses: &mut Vec<Self>, left_out: &mut u64, limit: usize, record: &ConnectionRecord) {
         let at = match uses.iter().position(|known| known.target == record.target) {
             Some(at) => at,

@@ -1,4 +1,4 @@
-//! How a request ended.
+//! The outcome of a request.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,39 +8,39 @@ use crate::{
     StageId,
 };
 
-/// How it ended, without doubt.
+/// Final status of a request or attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// The command ended by itself; `exit_code` is its own.
+    /// The command exited; `exit_code` is its own.
     Exited,
-    /// A signal ended it; `signal` says which.
+    /// The signal `signal` ended the command.
     Signaled,
-    /// Its time ran out.
+    /// The time limit ended the command.
     TimedOut,
-    /// Another limit ended it.
+    /// Another limit ended the command.
     Limit,
-    /// Policy or a person said no; nothing ran.
+    /// Policy or an approver refused the request; no command ran.
     Refused,
-    /// A person ended it.
+    /// A user ended the command.
     Aborted,
-    /// Stockade could not do its part; nothing ran, or it was stopped safely.
+    /// Stockade failed; no command ran, or the command was stopped safely.
     Error,
 }
 
-/// What the rules say of a request.
+/// Result of the rules for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// It may run, in its sandbox.
+    /// The command may run, in its sandbox.
     Allow,
-    /// Somebody must agree first.
+    /// An approver must agree first.
     Ask,
-    /// It may not run.
+    /// The command may not run.
     Deny,
 }
 
-/// A verdict and why.
+/// A verdict and its reasons.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
@@ -48,45 +48,44 @@ pub struct Decision {
     pub verdict: Verdict,
     /// The rule that decided, e.g. `mode on-failure: tier ask runs sandboxed`.
     pub rule: String,
-    /// One line each, for a person.
+    /// Reasons for the user, one line each.
     pub reasons: Vec<String>,
 }
 
-/// What an attempt used.
+/// Resource usage of an attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Usage {
-    /// Wall clock from release to end, in milliseconds.
+    /// Wall clock from start to end of the command, in milliseconds.
     pub wall_ms: u64,
-    /// User and system time of the whole tree, in milliseconds.
+    /// User and system time of the whole process tree, in milliseconds.
     pub cpu_ms: u64,
     /// Largest resident size of one process, in bytes (getrusage).
     pub memory_peak_bytes: u64,
-    /// Most memory of all processes together, in bytes, as far as it was counted.
+    /// Peak memory of all processes together, in bytes, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree_memory_peak_bytes: Option<u64>,
-    /// Most processes and threads at once, as far as they were counted.
+    /// Peak number of processes and threads, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes_peak: Option<u64>,
-    /// Bytes written to disk, as far as they were counted.
+    /// Bytes written to disk, if they were measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written_bytes: Option<u64>,
-    /// How long it was kept from running by its limit of processors, in
-    /// milliseconds.
+    /// How long the limit of processors throttled the attempt, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttled_ms: Option<u64>,
-    /// How long some of it waited for memory, in milliseconds.
+    /// How long some process of the attempt waited for memory, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_pressure_ms: Option<u64>,
 }
 
-/// What waits in a stage.
+/// Changes that wait in a stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Staged {
-    /// Which stage.
+    /// The stage.
     pub stage: StageId,
-    /// How many paths it would change.
+    /// Number of paths that the stage would change.
     pub changes: u64,
 }
 
@@ -103,88 +102,87 @@ pub struct AttemptRecord {
     pub profile: String,
     /// Grants in force.
     pub grants: Vec<Grant>,
-    /// What made the sandbox real.
+    /// Name of the backend that made the sandbox.
     pub backend: String,
-    /// What was enforced; absent where the sandbox could not be built.
+    /// The layers that were enforced; absent if the sandbox could not be built.
     pub enforced: Option<EnforcementReport>,
-    /// What was refused.
+    /// The refused operations.
     pub denials: Vec<Denial>,
-    /// What was reached through the door, in the order of the first use.
+    /// Targets reached through the egress proxy, in the order of the first use.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub connections: Vec<HostUse>,
     /// Connections to targets beyond the first thousand.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub connections_left_out: u64,
-    /// What it used.
+    /// Resource usage.
     pub usage: Usage,
-    /// Captured output; absent where it went straight to the caller's.
+    /// Captured output; absent if the output was passed through to the caller's stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdout: Option<RawText>,
-    /// Captured errors; absent where they went straight to the caller's.
+    /// Captured error output; absent if the output was passed through to the caller's stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stderr: Option<RawText>,
-    /// True where the middle of an output was dropped.
+    /// True if the middle of an output was dropped.
     pub truncated: bool,
-    /// What it wrote in the workspace and nobody has committed yet.
+    /// Changes of the workspace that are not yet committed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub staged: Option<Staged>,
-    /// How many paths of the workspace it may have changed that `stockade undo` can
-    /// restore.
+    /// Number of paths of the workspace, possibly changed, that `stockade undo` can restore.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub kept_for_undo: u64,
-    /// Files that it wrote and that run code when somebody builds, tests, installs or starts
-    /// the project, e.g. a `Makefile`: at most 200.
+    /// Written files that run code when the project is built, tested, installed or started, e.g. a
+    /// `Makefile`: at most 200.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub project_files: Vec<RawText>,
-    /// Variables of the caller that did not pass into the sandbox and that programs which the
-    /// command names read.
+    /// Variables of the caller that programs named in the command read, but that did not pass into the
+    /// sandbox.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_passed: Vec<String>,
-    /// What a traced run read, the most used first.
+    /// Files that a traced run read, the most used first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reads: Vec<ReadAccess>,
 }
 
-/// How a request ended, with the chain that led there.
+/// The outcome of a request, with all steps that led to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {
     /// The request.
     pub id: RequestId,
-    /// Its session.
+    /// Session of the request.
     pub session: Option<SessionId>,
-    /// Digest of the last plan; absent where there was none.
+    /// Digest of the last plan; absent if there was none.
     pub digest: Option<Digest>,
-    /// How it ended.
+    /// Final status.
     pub status: Status,
     /// The command's own exit code.
     pub exit_code: Option<i32>,
-    /// The signal that ended it.
+    /// The signal that ended the command.
     pub signal: Option<i32>,
-    /// Why, where the status is `refused`, `aborted`, `limit` or `error`.
+    /// The reason, if the status is `refused`, `aborted`, `limit` or `error`.
     pub error: Option<String>,
-    /// What its text showed.
+    /// Assessment of the command text.
     pub assessment: Assessment,
-    /// What the rules said.
+    /// Decision of the rules.
     pub decision: Decision,
     /// Each execution, first to last.
     pub attempts: Vec<AttemptRecord>,
     /// Each question and its answer.
     pub approvals: Vec<Approval>,
-    /// Powers that the request asked for, and the result for each.
+    /// Requested powers, and the result for each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub requested: Vec<RequestedGrant>,
 }
 
-/// A power that a request asked for, as `--request` does.
+/// A requested power, for example by `--request`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RequestedGrant {
     /// The power.
     pub grant: Grant,
-    /// True where an attempt ran with it.
+    /// True if an attempt ran with the power.
     pub given: bool,
-    /// The approver that agreed to it, as in `approvals`; `rules` where no question was
-    /// needed. Absent where it was not given.
+    /// The approver that agreed to it, as in `approvals`; `rules` if no question was needed. Absent if it
+    /// was not given.
     pub agreed_by: Option<String>,
 }

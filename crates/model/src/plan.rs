@@ -1,4 +1,4 @@
-//! Everything an attempt needs, bound by one digest (L5).
+//! The plan of an attempt, bound by one digest (L5).
 
 use std::collections::BTreeMap;
 
@@ -7,40 +7,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Digest, Grant, Level, Profile, RawText, RequestId};
 
-/// What one attempt will do. Made by the engine from a request, its profile and
-/// the grants agreed to; a backend adds nothing to it.
+/// Everything that one attempt will do. The engine makes it from a request, its profile and the approved
+/// grants; a backend adds nothing to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// The request it serves.
+    /// The request that the plan serves.
     pub request: RequestId,
-    /// Counts from 1.
+    /// Number of the attempt, from 1.
     pub attempt: u32,
-    /// Program and arguments, as execve will get them.
+    /// Program and arguments for execve.
     pub argv: Vec<RawText>,
-    /// The whole environment, as execve will get it.
+    /// The whole environment for execve.
     pub environment: BTreeMap<String, RawText>,
-    /// Absolute, canonical.
+    /// Working directory: absolute, canonical.
     pub cwd: RawText,
-    /// Absolute, canonical.
+    /// Workspace: absolute, canonical.
     pub workspace: RawText,
-    /// The powers, with `grants` already merged in.
+    /// The profile, with `grants` already merged in.
     pub profile: Profile,
     /// The grants merged into the profile.
     pub grants: Vec<Grant>,
-    /// Effects that the text of the command shows, which was agreed to, the settings file of a
-    /// repository that it sets a program in, and the hooks that it writes. Those of programs that
-    /// it starts and does not name are asked about.
+    /// Grants that follow from approval of the command: the effects that its text shows, the settings file
+    /// of a repository in which it sets a program, and the hooks that it writes. Effects of programs that
+    /// the command starts but does not name are asked about.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub effects: Vec<Grant>,
-    /// The level to enforce; less is a refusal (L6).
+    /// The level to enforce; a lower level is a refusal (L6).
     pub level: Level,
     /// Name of the backend.
     pub backend: String,
 }
 
 impl Plan {
-    /// The digest that stands in the question, the log and the outcome.
+    /// Returns the digest that appears in the question, the log and the outcome.
     ///
     /// # Errors
     /// Never in practice: every map of a plan has string keys.
@@ -49,6 +49,6 @@ impl Plan {
     }
 }
 
-/// Trees of which a run has its own where it has a view of its own (level full): what the host
-/// has there is not seen, but for what is named.
+/// Directory trees that a run has privately if it has a file system view of its own (level full). The
+/// content of these trees on the host is not visible, except for explicitly named paths.
 pub const OWN_TREES: [&str; 4] = ["/tmp", "/var/tmp", "/run", "/dev/shm"];

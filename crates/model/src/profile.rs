@@ -7,26 +7,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Egress, ExecRules, Limits, RawText};
 
-/// Bytes that are kept of what a run changes, where undo is on and nothing else is said.
+/// Default limit for the undo data of a run, in bytes, if undo is on.
 pub const DEFAULT_UNDO_BYTES: u64 = 1 << 30;
 
-/// The powers of a run. What is not named is not there.
+/// The powers of a run. A power that is not named does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// Its name: `read-only`, `workspace`, `host` or one from configuration.
+    /// Name of the profile: `read-only`, `workspace`, `host` or one from configuration.
     pub name: String,
     /// False only for `host`.
     pub sandboxed: bool,
-    /// Files.
+    /// Powers over files.
     pub filesystem: Filesystem,
-    /// Programs that are asked about or refused, in the whole tree of a run.
-    /// Absent where there are none.
+    /// Programs that are asked about or refused, in the whole process tree of a run. Absent if there are
+    /// none.
     #[serde(default, skip_serializing_if = "ExecRules::is_empty")]
     pub exec: ExecRules,
     /// Network.
     pub network: Network,
-    /// What may be reached through the door. Absent where nothing is said.
+    /// Rules of the egress proxy. Absent if there are none.
     #[serde(default, skip_serializing_if = "Egress::is_empty")]
     pub egress: Egress,
     /// Variables.
@@ -35,91 +35,89 @@ pub struct Profile {
     pub limits: Limits,
 }
 
-/// What of the filesystem.
+/// Powers of a run over the filesystem.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Filesystem {
-    /// Absolute directories or files that may be written, grants included,
-    /// workspace substituted. Private temp is always there.
+    /// Absolute directories or files that may be written, grants included, workspace substituted. A private
+    /// temporary directory always exists.
     pub write: Vec<RawText>,
-    /// Absolute paths that are hidden: the tree or file is not readable, and
-    /// nothing beneath it can be seen.
+    /// Absolute paths that are hidden: the directory or file is not readable, and nothing beneath it is
+    /// visible.
     pub hide: Vec<RawText>,
-    /// Absolute paths that are readable although a hidden one holds them. Of
-    /// both lists the nearest entry above a path decides; of equals, `hide`.
+    /// Absolute paths that are readable although a hidden path contains them. The nearest entry of both
+    /// lists above a path decides; of equal ones, `hide`.
     pub reveal: Vec<RawText>,
     /// Protected names, see [`DEFAULT_PROTECTED_NAMES`](crate::DEFAULT_PROTECTED_NAMES).
     pub protect: Vec<String>,
-    /// Absolute host unix sockets that may be connected to.
+    /// Absolute host unix sockets that the run may connect to.
     pub sockets: Vec<RawText>,
-    /// What is written in the workspace waits beside it until somebody commits
-    /// or discards it.
+    /// Writes to the workspace wait beside it in a stage until a user commits or discards them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stage: bool,
-    /// What a run changes in its workspace is kept first, in no more than so many bytes, so
-    /// that it can be undone. What cannot be kept is not changed.
+    /// Data that a run changes in its workspace is saved first, up to this number of bytes, so that the
+    /// changes can be undone. Data that cannot be saved is not changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undo_bytes: Option<u64>,
-    /// What is read is recorded. Decides nothing; every open costs more.
+    /// Read accesses are recorded. The record decides nothing; it makes every open slower.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trace: bool,
-    /// Caches and package stores of tools, which a run writes in a private layer of its
-    /// workspace.
+    /// Caches and package stores of tools. A run writes them in a private layer of its workspace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub caches: Vec<ToolCache>,
 }
 
-/// A directory of a tool's own that holds nothing but what can be had again.
+/// A directory of a tool that contains only reproducible data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ToolCache {
-    /// A name for it: letters, digits and `-`.
+    /// Name for the cache: letters, digits and `-`.
     pub tool: String,
-    /// Where the host has it, absolute.
+    /// Absolute path of the directory on the host.
     pub directory: RawText,
-    /// Names in it that a run may write, a directory with `/` at its end. All of it
-    /// where nothing is named.
+    /// Names in the directory that a run may write; a directory has `/` at its end. An empty list means the
+    /// whole directory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub data: Vec<String>,
-    /// How the host's content is used.
+    /// How a run uses the host's content.
     pub sharing: CacheSharing,
-    /// Variables that move it. Where one of them is set nothing is done.
+    /// Variables that move the directory. If one of them is set, the cache is ignored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moved_by: Vec<String>,
-    /// Variables that lead the tool to a private directory, which `{}` stands for.
+    /// Variables that point the tool to a private directory, which `{}` stands for.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub set: BTreeMap<String, String>,
 }
 
-/// How a run uses what the host has in a [`ToolCache`].
+/// How a run uses the host's content of a [`ToolCache`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheSharing {
-    /// It is read, beneath what the workspace's runs wrote, at level full.
+    /// The content is read, beneath the writes of the workspace's runs, at level full.
     Merged,
-    /// It is not used.
+    /// The content is not used.
     Private,
 }
 
-/// What of the network.
+/// Network of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Network {
-    /// A loopback of its own and nothing else.
+    /// A private loopback and nothing else.
     #[default]
     None,
     /// The host's network: profile `host` alone.
     Host,
 }
 
-/// What of the environment.
+/// Environment of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Environment {
-    /// Names that pass; a trailing `*` matches any tail.
+    /// Names that pass; a trailing `*` matches any suffix.
     pub pass: Vec<String>,
-    /// Variables that never pass. Only a name written out in `pass` outweighs a pattern
-    /// here, and nothing a name.
+    /// Variables that never pass. An exact name in `pass` outweighs a pattern here, but nothing outweighs
+    /// an exact name here.
     pub drop: Vec<DroppedVariables>,
     /// Variables set to a value.
     pub set: BTreeMap<String, RawText>,
@@ -131,7 +129,7 @@ pub struct Environment {
 pub struct DroppedVariables {
     /// A name; each `*` stands for any text.
     pub pattern: String,
-    /// True if a configuration file says so, not a shipped profile: the pattern then covers also
-    /// variables that pass for what they say.
+    /// True if the entry is from a configuration file, not from a shipped profile. The pattern then also
+    /// covers variables that pass because of their values.
     pub is_own: bool,
 }

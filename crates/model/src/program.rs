@@ -1,4 +1,4 @@
-//! Which programs a run is asked about or refused, as one would write them.
+//! Patterns of the programs that a run is asked about or refused.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,31 +11,29 @@ const MAX_ARGUMENTS: usize = 63;
 /// Longest pattern, in bytes: PATH_MAX of Linux (limits.h).
 const MAX_BYTES: usize = 4096;
 
-/// The programs that are not simply run. A program is asked about where a
-/// pattern of `ask` matches it, unless it was granted, and refused where one of
-/// `deny` does, whatever was granted (L9).
+/// Programs that need approval or are refused. If a pattern of `ask` matches a program, the approver is
+/// asked, unless the program was granted. If a pattern of `deny` matches, the program is refused whatever
+/// was granted (L9).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExecRules {
-    /// Asked about; `exec PATH` grants it.
+    /// Programs that need approval; `exec PATH` grants one.
     pub ask: Vec<ProgramPattern>,
-    /// Refused.
+    /// Programs that are refused.
     pub deny: Vec<ProgramPattern>,
 }
 
 impl ExecRules {
-    /// True where every program may be run.
+    /// Returns whether every program may be run.
     pub fn is_empty(&self) -> bool {
         self.ask.is_empty() && self.deny.is_empty()
     }
 }
 
-/// Programs and what their arguments start with: `PROGRAM [ARGUMENT...]`, words
-/// apart by spaces.
+/// Programs and the start of their arguments: `PROGRAM [ARGUMENT...]`, words separated by spaces.
 ///
-/// The program is an absolute path, or a bare name that a program in any
-/// directory may have. In the name, but not in the directory, each `*` stands
-/// for any text.
+/// The program is an absolute path, or a bare name that matches a program in any directory. In the name,
+/// but not in the directory, each `*` stands for any text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ProgramPattern {
@@ -43,7 +41,7 @@ pub struct ProgramPattern {
     arguments: Vec<String>,
 }
 
-/// Why a text is no pattern of programs.
+/// Reason why a text is not a pattern of programs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` names no program: {why}")]
 pub struct ProgramPatternError {
@@ -52,7 +50,7 @@ pub struct ProgramPatternError {
 }
 
 impl ProgramPattern {
-    /// The directory in which the program must be; any where there is none.
+    /// Returns the directory that must contain the program; `None` means any.
     pub fn directory(&self) -> Option<&str> {
         match self.program.rsplit_once('/')? {
             ("", _) => Some("/"),
@@ -60,13 +58,12 @@ impl ProgramPattern {
         }
     }
 
-    /// The program's name, in which each `*` stands for any text.
+    /// Returns the program's name, in which each `*` stands for any text.
     pub fn name(&self) -> &str {
         self.program.rsplit('/').next().unwrap_or(&self.program)
     }
 
-    /// The words that its arguments start with, the first one behind its own
-    /// name.
+    /// Returns the words that the arguments must start with, without the program's own name.
     pub fn arguments(&self) -> &[String] {
         &self.arguments
     }

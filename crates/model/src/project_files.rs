@@ -1,7 +1,7 @@
-//! Files of a project that run when somebody builds, tests, installs or starts it.
+//! Files of a project that run code when the project is built, tested, installed or started.
 
-/// Names of such files. An entry with `/` at its end is a directory, whose files all are; one
-/// with `/` inside lies in a directory of that name.
+/// Names of such files, each with its tool. An entry with `/` at its end is a directory, and every file in
+/// it counts. An entry with `/` inside is a file in a directory of that name.
 pub const PROJECT_FILES: &[(&str, &str)] = &[
     (".circleci/", "CircleCI"),
     (".github/actions/", "GitHub Actions"),
@@ -48,11 +48,11 @@ pub const PROJECT_FILES: &[(&str, &str)] = &[
     ("tox.ini", "tox"),
 ];
 
-/// Directories of dependencies and of what was built: a tool fills them by the thousand.
+/// Directories of dependencies and of build output, which tools fill with thousands of files.
 const FILLED: &[&str] = &["node_modules", "site-packages", "dist-packages", "target", "vendor", ".git"];
 
-/// Whether the file at `path`, relative to its workspace, runs when somebody builds, tests,
-/// installs or starts the project. Names alone are looked at.
+/// Returns whether the file at `path`, relative to its workspace, runs code when the project is built,
+/// tested, installed or started. Only names are checked.
 pub fn is_project_file(path: &[u8]) -> bool {
     let is_entry = |entry: &str| match entry.strip_suffix('/') {
         Some(directory) => holds(path, directory.as_bytes()),
@@ -62,7 +62,7 @@ pub fn is_project_file(path: &[u8]) -> bool {
     is_listed && !FILLED.iter().any(|directory| holds(path, directory.as_bytes()))
 }
 
-/// Whether `directory` is on the way to `path`.
+/// Returns whether `directory` is a parent directory of `path`.
 fn holds(path: &[u8], directory: &[u8]) -> bool {
     let mut starts = (0..path.len()).filter(|at| *at == 0 || path[at - 1] == b'/');
     starts.any(|at| path[at..].strip_prefix(directory).is_some_and(|rest| rest.first() == Some(&b'/')))

@@ -2,22 +2,22 @@
 
 use NameClass::{Agent, Judged, Runs};
 
-/// What is done about a name.
+/// Class of a protected name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameClass {
-    /// Belongs to the engine or to an agent: written with a grant alone.
+    /// Belongs to the engine or to an agent: writable with a grant only.
     Agent,
-    /// Runs by itself on the host and is not seen in a review: written with a grant alone.
+    /// Runs automatically on the host and is not visible in a review: writable with a grant only.
     Runs,
-    /// As that, and judged by what it says: what is harmless is written without a question.
+    /// Like `Runs`, but its content is judged: harmless content is written without a question.
     Judged,
 }
 
-/// The names that are protected in every writable directory, whether or not they exist (L7): what
-/// is done about each, and who obeys it.
+/// Names that are protected in every writable directory, whether or not they exist (L7), with their class
+/// and the program that reads them.
 ///
-/// An entry with a slash is a unit of its own inside another: a grant for
-/// `.git` does not reach `.git/hooks`.
+/// An entry with a slash is separate from its parent entry: a grant for `.git` does not include
+/// `.git/hooks`.
 pub const PROTECTED_NAMES: &[(&str, NameClass, &str)] = &[
     (".git", Judged, "git"),
     (".git/hooks", Runs, "git"),
@@ -143,10 +143,10 @@ const NAMES: [&str; PROTECTED_NAMES.len()] = {
     names
 };
 
-/// The same, the names alone.
+/// The protected names without class and program.
 pub const DEFAULT_PROTECTED_NAMES: &[&str] = &NAMES;
 
-/// Those that are judged by what they say.
+/// Returns the names whose content is judged.
 pub fn judged_names() -> impl Iterator<Item = &'static str> {
     PROTECTED_NAMES.iter().filter(|(_, class, _)| *class == Judged).map(|(name, _, _)| *name)
 }

@@ -1,18 +1,17 @@
-//! The written forms of amounts: `90s`, `8GiB`, `1.5`. One reading of each for
-//! grants, options and configuration.
+//! Text forms of amounts: `90s`, `8GiB`, `1.5`. Grants, options and configuration share these parsers.
 
-/// Longest duration that is taken for meant, in milliseconds: 365 days.
+/// Longest duration that is accepted as intended, in milliseconds: 365 days.
 const MAX_DURATION_MS: u64 = 365 * 24 * 60 * 60 * 1000;
-/// Most that is taken for meant where parts are allowed.
+/// Greatest whole part of a number with decimals that is accepted as intended.
 const MAX_WHOLE: u64 = 100_000;
 
 const TIMES: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 const SIZES: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
-/// Reads a span of time: whole number and unit, `500ms`, `120s`, `10m`, `1h`, `7d`.
+/// Parses a duration: whole number and unit, `500ms`, `120s`, `10m`, `1h`, `7d`.
 ///
 /// # Errors
-/// Why it is none, for a person.
+/// The reason for the user, if the text is not a duration.
 pub fn duration_ms(text: &str) -> Result<u64, &'static str> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -26,11 +25,10 @@ pub fn duration_ms(text: &str) -> Result<u64, &'static str> {
     }
 }
 
-/// Reads an amount of bytes: whole number, optionally with `KiB`, `MiB`, `GiB`,
-/// `TiB`.
+/// Parses a number of bytes: whole number, optionally with `KiB`, `MiB`, `GiB`, `TiB`.
 ///
 /// # Errors
-/// Why it is none, for a person.
+/// The reason for the user, if the text is not a size.
 pub fn size_bytes(text: &str) -> Result<u64, &'static str> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -49,10 +47,10 @@ pub fn size_bytes(text: &str) -> Result<u64, &'static str> {
     }
 }
 
-/// Reads a number with up to three decimals, `4` or `1.5`, as thousandths.
+/// Parses a number with up to three decimals, `4` or `1.5`, as thousandths.
 ///
 /// # Errors
-/// Why it is none, for a person.
+/// The reason for the user, if the text is not such a number.
 pub fn thousandths(text: &str) -> Result<u64, &'static str> {
     const WHY: &str = "expected a number with at most three decimals, e.g. `4` or `1.5`";
     let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
@@ -68,21 +66,21 @@ pub fn thousandths(text: &str) -> Result<u64, &'static str> {
     }
 }
 
-/// Reads a count.
+/// Parses a count.
 ///
 /// # Errors
-/// Why it is none, for a person.
+/// The reason for the user, if the text is not a count.
 pub fn count(text: &str) -> Result<u64, &'static str> {
     let digits = Some(text).filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
     digits.and_then(|text| text.parse().ok()).filter(|n| *n > 0).ok_or("expected a whole number above nothing")
 }
 
-/// `10m`, in the largest unit that is exact.
+/// Formats a duration, e.g. `10m`, in the largest unit that is exact.
 pub(crate) fn duration_text(ms: u64) -> String {
     in_units(ms, &TIMES).unwrap_or_else(|| format!("{ms}ms"))
 }
 
-/// `8GiB`, in the largest unit that is exact.
+/// Formats a size, e.g. `8GiB`, in the largest unit that is exact.
 pub(crate) fn size_text(bytes: u64) -> String {
     in_units(bytes, &SIZES).unwrap_or_else(|| bytes.to_string())
 }
@@ -92,7 +90,7 @@ fn in_units(value: u64, units: &[(&str, u64)]) -> Option<String> {
     unit.map(|(name, unit)| format!("{}{name}", value / unit))
 }
 
-/// `1.5` of 1500.
+/// Formats thousandths: `1.5` for 1500.
 pub(crate) fn thousandths_text(value: u64) -> String {
     let text = format!("{}.{:03}", value / 1000, value % 1000);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -1,4 +1,4 @@
-//! What was really enforced, layer by layer: not what was configured (L6).
+//! The layers that are really enforced, not those that were configured (L6).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,11 +6,11 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How strong the walls are.
+/// Strength of the isolation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
-    /// Namespaces, a root of our own, Landlock, seccomp.
+    /// Namespaces, a private root, Landlock, seccomp.
     #[default]
     Full,
     /// Landlock and seccomp only: for containers and hosts without user namespaces.
@@ -29,15 +29,15 @@ impl fmt::Display for Level {
     }
 }
 
-/// The state of one layer.
+/// State of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LayerState {
-    /// The kernel took it and it holds all that is promised.
+    /// The kernel accepted the layer, and it enforces everything that is promised.
     Enforced,
-    /// It holds less than on the best kernel; `detail` says what is missing.
+    /// The layer enforces less than on the best kernel; `detail` lists the missing parts.
     Partial,
-    /// Not there.
+    /// The layer does not exist.
     Absent,
 }
 
@@ -45,13 +45,13 @@ pub enum LayerState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LayerReport {
-    /// Its state.
+    /// State of the layer.
     pub state: LayerState,
-    /// The facts: ABI, counts, what is missing.
+    /// The facts: ABI, counts, missing parts.
     pub detail: String,
 }
 
-/// What was enforced for one attempt.
+/// The layers that were enforced for one attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EnforcementReport {

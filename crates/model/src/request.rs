@@ -1,4 +1,4 @@
-//! What someone wants run.
+//! A request to run a command.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ApprovalMode, Grant, Level, Limits, RawText, RequestId, SessionId};
 
-/// The thing to run, byte for byte as it came.
+/// The command to run, byte for byte as received.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Command {
@@ -17,28 +17,27 @@ pub enum Command {
     Script(RawText),
 }
 
-/// Whether a caller insists on a sandbox.
+/// Whether a caller requires a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SandboxPreference {
-    /// As the profile says.
+    /// The profile decides.
     #[default]
     Auto,
-    /// Never without a sandbox, whatever the profile says.
+    /// Never without a sandbox, whatever the profile sets.
     Require,
-    /// Without a sandbox. Honoured only with the profile `host`, by the
-    /// person's own hand (L1).
+    /// Without a sandbox. Honoured only with the profile `host`, if the user gives it directly (L1).
     Forbid,
 }
 
-/// A caller's own policy already agreed. It spares the question, never the
-/// sandbox, and is recorded with its warnings.
+/// Approval by a caller's own policy. The approval replaces the question, never the sandbox, and is
+/// recorded with its warnings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CallerApproval {
-    /// Who agreed, e.g. `claude-code permissions`.
+    /// Source of the approval, e.g. `claude-code permissions`.
     pub by: String,
-    /// What the caller was warned of.
+    /// Warnings that the caller received.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
@@ -47,39 +46,38 @@ pub struct CallerApproval {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
-    /// Names it.
+    /// Identifier of the request.
     pub id: RequestId,
-    /// The conversation it belongs to.
+    /// Session that the request belongs to.
     pub session: Option<SessionId>,
-    /// What to run.
+    /// The command to run.
     pub command: Command,
-    /// Where: absolute, canonical.
+    /// Working directory: absolute, canonical.
     pub cwd: RawText,
-    /// The root that profile `workspace` may write: absolute, canonical. Set by
-    /// the session or the person, never taken from the request's cwd alone.
+    /// The root that profile `workspace` may write: absolute, canonical. The session or the user sets it;
+    /// it is never taken from the request's cwd alone.
     pub workspace: RawText,
-    /// The caller's environment; the profile decides what of it is passed.
+    /// The caller's environment; the profile decides which variables pass.
     pub environment: BTreeMap<String, RawText>,
-    /// Name of the profile asked for.
+    /// Name of the requested profile.
     pub profile: String,
-    /// Grants asked for with the request.
+    /// Grants that the request asks for.
     pub grants: Vec<Grant>,
-    /// Those of `grants` that the person did not give: modes and rules decide on
-    /// each, also where the request is the person's own command line (`--request`).
+    /// The subset of `grants` that the user did not give: modes and rules decide on each of them, even if
+    /// the request is the user's own command line (`--request`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub requested: Vec<Grant>,
-    /// Level asked for; a lower one is used only when named here (L6).
+    /// Requested level; a lower one is used only if named here (L6).
     pub level: Level,
-    /// When to ask.
+    /// When to ask for approval.
     pub approval_mode: ApprovalMode,
-    /// Whether a sandbox is insisted on.
+    /// Whether a sandbox is required.
     pub sandbox: SandboxPreference,
     /// Wall-clock limit in milliseconds.
     pub timeout_ms: Option<u64>,
-    /// Limits that hold where they are lower than those of the profile. To raise
-    /// one takes a grant.
+    /// Limits that apply if they are lower than those of the profile. To raise a limit takes a grant.
     #[serde(default, skip_serializing_if = "Limits::is_empty")]
     pub limits: Limits,
-    /// A caller's own consent.
+    /// A caller's own approval.
     pub caller_approval: Option<CallerApproval>,
 }

@@ -1,26 +1,26 @@
-//! What a model said of a question. An opinion is shown beside the question and
-//! can only raise caution: no type here holds an answer.
+//! Review of a question by a model. An opinion is shown beside the question and can only raise caution: no
+//! type here holds an answer.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::RawText;
 
-/// How dangerous a reviewer takes a request to be.
+/// Danger of a request in the opinion of a reviewer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Risk {
-    /// Nothing of note. It changes nothing.
+    /// Nothing notable. The question is unchanged.
     Low,
-    /// Something to look at.
+    /// The request deserves attention.
     Medium,
-    /// A yes should be considered, and reaches this time only.
+    /// A yes needs consideration, and applies this time only.
     High,
-    /// As high, and said louder.
+    /// Like `High`, with a stronger warning.
     Critical,
 }
 
-/// What kind of harm a reviewer sees.
+/// Kind of harm that a reviewer sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RiskCategory {
@@ -28,56 +28,56 @@ pub enum RiskCategory {
     DataDeletion,
     /// Data leaves the machine.
     Exfiltration,
-    /// Something stays that runs later.
+    /// A change remains that runs code later.
     Persistence,
     /// More privilege than the caller has.
     Privilege,
-    /// It reaches the network.
+    /// The command uses the network.
     Network,
-    /// Something else.
+    /// Another kind of harm.
     Other,
 }
 
-/// What a reviewer said.
+/// Opinion of a reviewer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Opinion {
-    /// How dangerous it takes the request to be.
+    /// Danger of the request.
     pub risk: Risk,
-    /// In a sentence. A model wrote it, perhaps talked into it by the command.
+    /// Summary in one sentence. A model wrote it, and the command may have influenced the model.
     pub summary: RawText,
     /// The kinds of harm; each once.
     pub categories: Vec<RiskCategory>,
 }
 
-/// What came of asking a reviewer.
+/// Result of a review.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Review {
-    /// Who: the name of the model.
+    /// Name of the model.
     pub by: String,
-    /// What it said; absent where there is no opinion.
+    /// The opinion; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opinion: Option<Opinion>,
-    /// Why there is none, for a person, in our own words.
+    /// Reason for a missing opinion, for the user, in Stockade's own words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
 
 impl Review {
-    /// There is no opinion, and why.
+    /// Returns a review without an opinion, with the reason.
     pub fn failed(by: impl Into<String>, why: impl Into<String>) -> Self {
         Self { by: by.into(), opinion: None, failure: Some(why.into()) }
     }
 
-    /// Whether it raises caution: a yes reaches this time only.
+    /// Returns whether the review raises caution: a yes applies this time only.
     pub fn warns(&self) -> bool {
         self.opinion.as_ref().is_some_and(|opinion| opinion.risk >= Risk::High)
     }
 }
 
 impl Risk {
-    /// Its name, as it is written.
+    /// Returns the name in its written form.
     pub fn name(self) -> &'static str {
         match self {
             Self::Low => "low",
@@ -93,7 +93,7 @@ impl RiskCategory {
     pub const ALL: [Self; 6] =
         [Self::DataDeletion, Self::Exfiltration, Self::Persistence, Self::Privilege, Self::Network, Self::Other];
 
-    /// Its name, as it is written.
+    /// Returns the name in its written form.
     pub fn name(self) -> &'static str {
         match self {
             Self::DataDeletion => "data-deletion",

@@ -1,4 +1,4 @@
-//! Which secret may be taken where: what a grant for it says.
+//! The use of a secret: which secret may be sent to which host, as in a grant.
 //!
 //! Must not know values, nor where they are read.
 
@@ -11,8 +11,8 @@ use crate::{Grant, HostPattern, Target, TargetPattern};
 /// Longest name of a secret, in bytes.
 const NAME_MAX: usize = 64;
 
-/// One secret and the one host that it may be taken to: `NAME to HOST[:PORTS]`.
-/// No ports means each, and then encrypted alone.
+/// One secret and the one host that may receive it: `NAME to HOST[:PORTS]`. No ports means every port, but
+/// only with encryption.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SecretUse {
     name: String,
@@ -20,34 +20,33 @@ pub struct SecretUse {
 }
 
 impl SecretUse {
-    /// Of this secret, at exactly this target; none where that is no name of a
-    /// secret.
+    /// Returns the use of this secret at exactly this target; `None` if the text is not the name of a secret.
     pub fn new(name: &str, target: &Target) -> Option<Self> {
         is_secret_name(name).then(|| Self { name: name.to_owned(), targets: TargetPattern::exactly(target) })
     }
 
-    /// The secret's name.
+    /// Returns the secret's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where it may be taken: one host.
+    /// Returns the targets that may receive the secret: one host.
     pub fn targets(&self) -> &TargetPattern {
         &self.targets
     }
 
-    /// The grant for it.
+    /// Returns the grant for this use.
     pub fn into_grant(self) -> Grant {
         Grant::Secret(Box::new(self))
     }
 
-    /// Whether it holds all that `other` does.
+    /// Returns whether this use includes `other`.
     pub fn covers(&self, other: &Self) -> bool {
         self.name == other.name && self.targets.covers(&other.targets)
     }
 }
 
-/// Whether a secret may be called so: letters, digits, `-` and `_`, at most 64.
+/// Returns whether a text is a name of a secret: letters, digits, `-` and `_`, at most 64.
 pub fn is_secret_name(text: &str) -> bool {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
     (1..=NAME_MAX).contains(&text.len()) && text.bytes().all(fits)

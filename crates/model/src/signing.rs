@@ -1,6 +1,6 @@
-//! Which key of the person's ssh agent may sign what: what a grant for it says.
+//! The use of a key: which key of the user's ssh agent may sign for which purpose, as in a grant.
 //!
-//! Must not know keys themselves, agents, nor what a signature looks like.
+//! Must not know keys themselves, agents, nor the format of a signature.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,21 +11,20 @@ use serde::{Deserialize, Serialize};
 use crate::network::HostError;
 use crate::{Grant, Host, HostPattern, Target, TargetPattern};
 
-/// The port of ssh: it is left out where a host is named.
+/// The port of ssh, which is left out in texts that name a host.
 pub const SSH_PORT: u16 = 22;
 
-/// How the text of a fingerprint begins.
+/// Prefix of the text of a fingerprint.
 const PREFIX: &str = "SHA256:";
-/// 32 bytes in base64 without padding.
+/// Length of 32 bytes in base64 without padding.
 const DIGITS: usize = 43;
 
-/// The fingerprint of an ssh key as `ssh-add -l` prints it: `SHA256:` and 43
-/// characters of base64.
+/// The fingerprint of an ssh key as `ssh-add -l` prints it: `SHA256:` and 43 characters of base64.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct KeyFingerprint(String);
 
-/// What a key may sign.
+/// Purpose of a signature.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SignPurpose {
     /// Commits, tags and pushes of git.
@@ -34,8 +33,7 @@ pub enum SignPurpose {
     Host(Target),
 }
 
-/// One key and one purpose: `KEY for git`, `KEY to HOST[:PORT]`. No port means
-/// port 22.
+/// One key and one purpose: `KEY for git`, `KEY to HOST[:PORT]`. No port means port 22.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SignUse {
     key: KeyFingerprint,
@@ -43,7 +41,7 @@ pub struct SignUse {
 }
 
 impl KeyFingerprint {
-    /// The text, with its prefix.
+    /// Returns the text, with its prefix.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -73,7 +71,7 @@ impl FromStr for KeyFingerprint {
 
     fn from_str(text: &str) -> Result<Self, &'static str> {
         let is_base64 = |b: u8| b.is_ascii_alphanumeric() || b == b'+' || b == b'/';
-        // The last one holds 4 bits: one key has one text.
+        // The last character holds 4 bits, so that one key has one text.
         let ends_well = |digits: &str| digits.ends_with(|c| "AEIMQUYcgkosw048".contains(c));
         match text.strip_prefix(PREFIX) {
             Some(digits) if digits.len() == DIGITS && digits.bytes().all(is_base64) && ends_well(digits) => {
@@ -98,22 +96,22 @@ impl JsonSchema for KeyFingerprint {
 }
 
 impl SignUse {
-    /// This key, for this purpose.
+    /// Returns the use of this key for this purpose.
     pub fn new(key: KeyFingerprint, purpose: SignPurpose) -> Self {
         Self { key, purpose }
     }
 
-    /// Which key.
+    /// Returns the key.
     pub fn key(&self) -> &KeyFingerprint {
         &self.key
     }
 
-    /// What it may sign.
+    /// Returns the purpose.
     pub fn purpose(&self) -> &SignPurpose {
         &self.purpose
     }
 
-    /// The server that it may authenticate to.
+    /// Returns the server that the key may authenticate to.
     pub fn target(&self) -> Option<&Target> {
         match &self.purpose {
             SignPurpose::Host(target) => Some(target),
@@ -121,7 +119,7 @@ impl SignUse {
         }
     }
 
-    /// The grant for it.
+    /// Returns the grant for this use.
     pub fn into_grant(self) -> Grant {
         Grant::Sign(Box::new(self))
     }
@@ -156,10 +154,10 @@ impl FromStr for SignUse {
     }
 }
 
-/// Reads an ssh server: `HOST` or `HOST:PORT`, no pattern.
+/// Parses an ssh server: `HOST` or `HOST:PORT`, no pattern.
 ///
 /// # Errors
-/// Why the text names no one server.
+/// The reason why the text does not name one server.
 pub fn ssh_target(text: &str) -> Result<Target, &'static str> {
     let pattern: TargetPattern = text.parse().map_err(|error: HostError| error.why())?;
     match pattern.host() {
@@ -171,7 +169,7 @@ pub fn ssh_target(text: &str) -> Result<Target, &'static str> {
     }
 }
 
-/// The text of an ssh server: its port is left out where it is that of ssh.
+/// Formats an ssh server; the port is left out if it is that of ssh.
 pub fn ssh_target_text(target: &Target) -> String {
     match &target.host {
         _ if target.port != SSH_PORT => target.to_string(),

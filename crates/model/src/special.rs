@@ -1,18 +1,16 @@
-//! Addresses that are no hosts of the internet: what stands behind a person's
-//! own machine and network, and what has a meaning of its own.
+//! Special-purpose addresses: those of the user's own machine and network, and those with a special meaning.
 //!
-//! From the IANA registries of special-purpose addresses (RFC 6890 and what
-//! followed), and from the clouds' own documentation where they serve
-//! credentials. Must not know who asks.
+//! The list follows the IANA registries of special-purpose addresses (RFC 6890 and its successors), and the
+//! cloud providers' documentation of the addresses that serve credentials. Must not know the caller.
 //!
-//! The blocks for documentation (RFC 5737, 3849, 9637) are not here: nothing of
-//! anybody's stands behind them but what a test network put there for all.
+//! The blocks for documentation (RFC 5737, 3849, 9637) are not listed: they belong to no network, except
+//! for test networks that publish them on purpose.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// First address, number of bits, what it is.
+/// First address, number of bits, kind of the addresses.
 const V4: &[(Ipv4Addr, u32, &str)] = &[
-    // The more particular before what holds it.
+    // More specific blocks come before the blocks that contain them.
     (Ipv4Addr::new(169, 254, 169, 254), 32, METADATA),
     (Ipv4Addr::new(169, 254, 170, 2), 32, METADATA),
     (Ipv4Addr::new(169, 254, 170, 23), 32, METADATA),
@@ -56,7 +54,7 @@ const V6: &[(Ipv6Addr, u32, &str)] = &[
     (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8, MULTICAST),
 ];
 
-/// NAT64 (RFC 6052): the last 32 bits are the IPv4 address that is reached.
+/// NAT64 (RFC 6052): the last 32 bits are the IPv4 address of the destination.
 const NAT64: (Ipv6Addr, u32) = (Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
 
 const METADATA: &str = "a cloud's metadata service";
@@ -67,9 +65,8 @@ const MULTICAST: &str = "many at once";
 const TUNNEL: &str = "a tunnel";
 const REVERSE: &str = "for reverse names of private addresses";
 
-/// What an address is, where it is none of an ordinary host of the internet:
-/// `a private network`. An address that stands for an IPv4 one (mapped, NAT64)
-/// is what that one is.
+/// Returns the kind of an address that is not an ordinary host of the internet: `a private network`. An
+/// address that embeds an IPv4 address (mapped, NAT64) has the kind of that address.
 pub fn special_address(address: IpAddr) -> Option<&'static str> {
     match address.to_canonical() {
         IpAddr::V4(address) => special_v4(address),
@@ -92,12 +89,12 @@ fn special_v6(address: Ipv6Addr) -> Option<&'static str> {
         return Some(what);
     }
     match address.segments() {
-        // A tunnel of a site (ISATAP, RFC 5214): the end is the IPv4 address.
+        // A site-local tunnel (ISATAP, RFC 5214): the last 32 bits are the IPv4 address.
         [_, _, _, _, 0 | 0x200, 0x5efe, a, b] => {
             let [a, b, c, d] = (u32::from(a) << 16 | u32::from(b)).to_be_bytes();
             special_v4(Ipv4Addr::new(a, b, c, d))
         }
-        // Of all the rest only 2000::/3 is given out.
+        // Of all other addresses, only 2000::/3 is allocated.
         [first, ..] if first >> 13 != 1 => Some("not given out"),
         _ => None,
     }
@@ -188,7 +185,7 @@ mod tests {
             "2001:470::200:5efe:8.8.8.8",
             "2001:200::1",
             "2003::1",
-            // Of nobody, and so of nobody's inside.
+            // Blocks for documentation belong to no network, so they are not internal.
             "203.0.113.80",
             "2001:db8::1",
         ] {

@@ -1,5 +1,5 @@
-//! Patterns of hosts and of targets. A pattern is read once, strictly, and means
-//! the same wherever it stands: in a profile, a rule, a grant.
+//! Patterns of hosts and of targets. A pattern is parsed once, strictly, and means the same in a profile, a
+//! rule and a grant.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,28 +12,28 @@ use serde::{Deserialize, Serialize};
 use crate::network::HostError;
 use crate::{Host, HostName, Target, special_address};
 
-/// Which hosts a pattern names.
+/// Pattern of hosts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostPattern {
-    /// `*`: each.
+    /// `*`: every host.
     Any,
-    /// This one. `localhost` is 127.0.0.1 and `::1` as well.
+    /// This host. `localhost` also matches 127.0.0.1 and `::1`.
     Exactly(Host),
-    /// `*.NAME`: the names with one label more.
+    /// `*.NAME`: names with one more label.
     Beneath(HostName),
-    /// `**.NAME`: the names with one label more, or several.
+    /// `**.NAME`: names with one or more labels more.
     AnywhereBeneath(HostName),
-    /// `ADDRESS/BITS`: the addresses that begin so.
+    /// `ADDRESS/BITS`: addresses that share a prefix.
     Block {
-        /// The first of them.
+        /// The first address of the block.
         first: IpAddr,
-        /// How many bits they share.
+        /// Length of the prefix, in bits.
         bits: u8,
     },
 }
 
-/// Which targets: `HOST`, `HOST:PORT`, `HOST:80,443,8000-8100`, with a pattern
-/// for the host. No ports means each.
+/// Pattern of targets: `HOST`, `HOST:PORT`, `HOST:80,443,8000-8100`, with a pattern for the host. No ports
+/// means every port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct TargetPattern {
@@ -41,15 +41,15 @@ pub struct TargetPattern {
     ports: Vec<(u16, u16)>,
 }
 
-/// Most ports or ranges of them in one pattern.
+/// Most ports or port ranges in one pattern.
 const MAX_PORTS: usize = 64;
 
 impl HostPattern {
-    /// Whether this host is one of them.
+    /// Returns whether the pattern matches this host.
     pub fn names(&self, host: &Host) -> bool {
         match (self, host) {
             (Self::Any, _) => true,
-            // That name is resolved by programs themselves (RFC 6761).
+            // Programs themselves resolve this name (RFC 6761).
             (Self::Exactly(Host::Name(name)), Host::Address(address)) => {
                 name.as_str() == "localhost" && is_localhost(*address)
             }
@@ -73,7 +73,7 @@ impl HostPattern {
             (Self::Block { first: a, bits: x }, Self::Block { first: b, bits: y }) => shares(*a, *b, (*x).min(*y)),
             (Self::Block { .. }, _) | (_, Self::Block { .. }) => false,
             (Self::Beneath(a), Self::Beneath(b)) => a == b,
-            // One label more than `a` beneath `b`: `a` is `b` or beneath it.
+            // A name of one label more than `a` is beneath `b` if `a` is `b` or beneath it.
             (Self::Beneath(a), Self::AnywhereBeneath(b)) | (Self::AnywhereBeneath(b), Self::Beneath(a)) => {
                 a == b || head(b, a).is_some()
             }
@@ -95,12 +95,12 @@ impl HostPattern {
     }
 }
 
-/// Whether `localhost` means this address.
+/// Returns whether `localhost` means this address.
 pub fn is_localhost(address: IpAddr) -> bool {
     [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)].contains(&address)
 }
 
-/// What stands before `.parent` in `name`.
+/// Returns the part of `name` before `.parent`.
 fn head<'a>(parent: &HostName, name: &'a HostName) -> Option<&'a str> {
     name.as_str().strip_suffix(parent.as_str())?.strip_suffix('.').filter(|head| !head.is_empty())
 }
@@ -114,7 +114,7 @@ fn shares(first: IpAddr, address: IpAddr, bits: u8) -> bool {
 }
 
 impl HostPattern {
-    /// The name beneath which all are meant: of `*.NAME` and `**.NAME`.
+    /// Returns the name beneath which the hosts of `*.NAME` and `**.NAME` are.
     pub fn parent(&self) -> Option<&HostName> {
         match self {
             Self::Beneath(parent) | Self::AnywhereBeneath(parent) => Some(parent),
@@ -122,7 +122,7 @@ impl HostPattern {
         }
     }
 
-    /// A block, the one of IPv4 addresses where it stands for them.
+    /// Returns a block; an IPv4-mapped one becomes the block of IPv4 addresses.
     fn block(first: IpAddr, bits: u8) -> Self {
         match (first.to_canonical(), bits.checked_sub(96)) {
             (canonical @ IpAddr::V4(_), Some(bits)) if first.is_ipv6() => Self::Block { first: canonical, bits },
@@ -130,9 +130,8 @@ impl HostPattern {
         }
     }
 
-    /// Whether a special address is among those that it speaks of: `*` and
-    /// `0.0.0.0/0` do not speak of private networks, `10.0.0.0/8` and
-    /// `10.0.0.1` do.
+    /// Returns whether the pattern addresses special addresses explicitly: `*` and `0.0.0.0/0` do not
+    /// address private networks, `10.0.0.0/8` and `10.0.0.1` do.
     fn speaks_of_special(&self) -> bool {
         match self {
             Self::Exactly(_) => true,
@@ -145,7 +144,7 @@ impl HostPattern {
     }
 }
 
-/// The last address of a block.
+/// Returns the last address of a block.
 fn last_of(first: IpAddr, bits: u8) -> IpAddr {
     match first {
         IpAddr::V4(first) => {
@@ -158,7 +157,7 @@ fn last_of(first: IpAddr, bits: u8) -> IpAddr {
 }
 
 impl TargetPattern {
-    /// These hosts, on these ports; none means each.
+    /// Returns the pattern of these hosts on these ports; no ports means every port.
     pub fn new(host: HostPattern, ports: impl IntoIterator<Item = u16>) -> Self {
         let mut ports: Vec<_> = ports.into_iter().map(|port| (port, port)).collect();
         ports.sort_unstable();
@@ -166,7 +165,7 @@ impl TargetPattern {
         Self { host, ports }
     }
 
-    /// The one target it names, where it names one alone.
+    /// Returns the target of the pattern, if the pattern names exactly one.
     pub fn target(&self) -> Option<Target> {
         match (&self.host, self.ports.as_slice()) {
             (HostPattern::Exactly(host), [(first, last)]) if first == last => {
@@ -176,14 +175,14 @@ impl TargetPattern {
         }
     }
 
-    /// Whether it may let this target pass: it names it, and where the target
-    /// is a special address, it speaks of such.
+    /// Returns whether the pattern may allow this target. The pattern must match the target, and must
+    /// address special addresses explicitly if the target is one.
     pub fn admits(&self, target: &Target) -> bool {
         let special = matches!(target.host, Host::Address(address) if special_address(address).is_some());
         self.names(target) && (!special || self.host.speaks_of_special())
     }
 
-    /// Whether some target may be among those of both.
+    /// Returns whether some target may match both patterns.
     pub fn overlaps(&self, other: &Self) -> bool {
         let ports = self.ports.is_empty()
             || other.ports.is_empty()
@@ -191,7 +190,7 @@ impl TargetPattern {
         ports && self.host.overlaps(&other.host)
     }
 
-    /// Whether each target of `other` is one of its own; errs towards no.
+    /// Returns whether this pattern matches each target of `other`; in doubt, returns false.
     pub fn covers(&self, other: &Self) -> bool {
         let ports = self.ports.is_empty()
             || (!other.ports.is_empty()
@@ -199,7 +198,7 @@ impl TargetPattern {
         ports && self.host.covers(&other.host)
     }
 
-    /// Whether it admits each target that `other` admits; errs towards no.
+    /// Returns whether this pattern admits each target that `other` admits; in doubt, returns false.
     pub fn admits_all(&self, other: &Self) -> bool {
         let special = match &other.host {
             HostPattern::Exactly(Host::Address(address)) => special_address(*address).is_some(),
@@ -212,32 +211,32 @@ impl TargetPattern {
         self.covers(other) && (!special || self.host.speaks_of_special())
     }
 
-    /// Whether it names addresses alone.
+    /// Returns whether the pattern names addresses only.
     pub fn is_of_addresses(&self) -> bool {
         matches!(self.host, HostPattern::Exactly(Host::Address(_)) | HostPattern::Block { .. })
     }
 
-    /// Whether it names every host, on whatever ports.
+    /// Returns whether the pattern names every host, on any ports.
     pub fn is_any_host(&self) -> bool {
         self.host == HostPattern::Any
     }
 
-    /// Exactly this target.
+    /// Returns the pattern for exactly this target.
     pub fn exactly(target: &Target) -> Self {
         Self { host: HostPattern::Exactly(target.host.clone()), ports: vec![(target.port, target.port)] }
     }
 
-    /// The hosts.
+    /// Returns the pattern of the hosts.
     pub fn host(&self) -> &HostPattern {
         &self.host
     }
 
-    /// The ports, in order; none means each.
+    /// Returns the ports, in order; none means every port.
     pub fn ports(&self) -> impl Iterator<Item = RangeInclusive<u16>> {
         self.ports.iter().map(|(first, last)| *first..=*last)
     }
 
-    /// Whether this target is one of them.
+    /// Returns whether the pattern matches this target.
     pub fn names(&self, target: &Target) -> bool {
         let has_port = self.ports.is_empty() || self.ports().any(|ports| ports.contains(&target.port));
         has_port && self.host.names(&target.host)
@@ -300,7 +299,7 @@ impl FromStr for HostPattern {
     }
 }
 
-/// Whether all bits after the first `bits` are zero.
+/// Returns whether all bits after the first `bits` are zero.
 fn begins(first: IpAddr, bits: u8) -> bool {
     let zeroes = match first {
         IpAddr::V4(address) => 32 - address.to_bits().trailing_zeros(),
@@ -438,7 +437,7 @@ mod tests {
         }
     }
 
-    /// Targets of every kind that patterns tell apart.
+    /// Targets of every kind that patterns distinguish.
     const TARGETS: &[&str] = &[
         "example.com:1",
         "a.example.com:1",
@@ -472,8 +471,7 @@ mod tests {
         "*.com",
     ];
 
-    /// What `covers` and `overlaps` say agrees with single targets, whatever is
-    /// compared.
+    /// `covers` and `overlaps` agree with the comparison of single targets.
     #[test]
     fn comparing_patterns_agrees_with_their_targets() {
         let patterns: Vec<TargetPattern> = PATTERNS.iter().map(|text| text.parse().unwrap()).collect();

@@ -1,7 +1,7 @@
-//! Patterns over text, in which `*` stands for any text and nothing else is special.
+//! Patterns over text, in which `*` stands for any text and every other character for itself.
 
-/// True where the pattern matches all of the text. No allocation; linear in the product of
-/// their lengths.
+/// Returns whether the pattern matches all of the text. The function does not allocate; its time is linear
+/// in the product of the lengths.
 pub fn text_matches(pattern: impl AsRef<[u8]>, text: impl AsRef<[u8]>) -> bool {
     let (pattern, text) = (pattern.as_ref(), text.as_ref());
     let (mut p, mut t) = (0, 0);

@@ -1,8 +1,7 @@
-//! Rules about what is no command: tool calls, file changes, connections.
+//! Rules about acts other than commands: tool calls, file changes, connections.
 //!
-//! Pure and total like `decide`. What nothing speaks of falls back to the
-//! profile's powers, and beyond those to the mode. Must not know how an act is
-//! carried out.
+//! Pure and total like `decide`. If no rule is about an act, the profile's powers decide, and after them
+//! the mode. Must not know how an act is carried out.
 
 use std::path::Path;
 
@@ -18,36 +17,36 @@ use crate::resolve::{has_power, hidden_by, is_protected, own_reached, resolve_pr
 use crate::rules::{Act, Circumstances, Considered, Findings, Match, Matcher, Rule, Scene, Subject};
 use crate::settings::Settings;
 
-/// What refuses a power over Stockade's own files.
+/// Source of the refusal of a power over Stockade's own files.
 const GOVERNS: &str = "files: what governs is out of reach";
 
-/// Where an act happens, and with what powers.
+/// Context of an act: its location and the powers in force.
 #[derive(Clone, Copy, Debug)]
 pub struct Stage<'a> {
     /// The working directory: absolute, canonical.
     pub cwd: &'a Path,
     /// The workspace: absolute, canonical.
     pub workspace: &'a Path,
-    /// The session it belongs to.
+    /// The session of the act.
     pub session: Option<&'a SessionId>,
     /// The profile in force.
     pub profile: &'a str,
-    /// When to ask.
+    /// When to ask for approval.
     pub approval_mode: ApprovalMode,
 }
 
 /// A decision about an act.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActRuling {
-    /// The verdict and why.
+    /// The verdict and its reasons.
     pub decision: Decision,
-    /// The power that a yes would give, where the profile lacks it.
+    /// The power that a yes would give, if the profile lacks it.
     pub grant: Option<Grant>,
-    /// Everything that was said; those that decided are marked.
+    /// The statements of all sources; those that decided are marked.
     pub voices: Vec<Said>,
 }
 
-/// Says whether an act may happen. Deny-overrides, as for commands (L9).
+/// Decides whether an act may happen. Deny-overrides, as for commands (L9).
 pub fn decide_act(settings: &Settings, act: Act<'_>, stage: &Stage<'_>, around: &Circumstances) -> ActRuling {
     let found = settings.rules.find(&scene(settings, act, stage, around));
     let answers = ModeAnswers::of(stage.approval_mode).strictest(&ModeAnswers::of(settings.approval_mode.value));
@@ -83,16 +82,15 @@ fn owned(settings: &Settings, own: &Path) -> String {
 }
 
 impl Settings {
-    /// Refuses a power over what governs the run, which nobody's yes gives (L7).
+    /// Refuses a power over files that govern the run. No approver can give such a power (L7).
     pub fn decide_governed(&self, workspace: &Path, power: &Grant) -> Option<Decision> {
         let own = own_reached(self, workspace, power)?;
         Some(conclude(vec![said(Verdict::Deny, GOVERNS.to_owned(), owned(self, &own))], None).decision)
     }
 
-    /// What the rules alone say of an act that the profile has no power for;
-    /// nothing where none speaks of it. A rule gives no power over what is
-    /// protected or hidden, nor over what the profile has already and something
-    /// else refused.
+    /// Returns the decision of the rules alone for an act that the profile has no power for; `None` if no
+    /// rule is about it. A rule gives no power over protected or hidden files. A rule gives no power that
+    /// the profile already has but another layer refused.
     pub fn decide_by_rule(&self, act: Act<'_>, stage: &Stage<'_>, around: &Circumstances) -> Option<Decision> {
         let found = self.rules.find(&scene(self, act, stage, around));
         let answers = ModeAnswers::of(stage.approval_mode).strictest(&ModeAnswers::of(self.approval_mode.value));
@@ -111,19 +109,19 @@ impl Settings {
 }
 
 impl Rule {
-    /// Whether it may refuse or ask about files, so that a directory may hold
-    /// some that it speaks of.
+    /// Returns whether the rule may refuse or ask about files, so that a directory may contain files of the
+    /// rule.
     pub fn guards_files(&self) -> bool {
         self.raises() && matches!(self.matcher, Matcher::Files { .. } | Matcher::Anything)
     }
 
-    /// Whether it may give powers over files or hosts.
+    /// Returns whether the rule may give powers over files or hosts.
     pub fn gives_powers(&self) -> bool {
         !self.raises() && matches!(self.matcher, Matcher::Files { .. } | Matcher::Hosts { .. } | Matcher::Anything)
     }
 }
 
-/// The voices of the rules that refuse or ask.
+/// Returns the statements of the rules that refuse or ask.
 pub(crate) fn raised(found: &Findings<'_>, answers: &ModeAnswers) -> Vec<Said> {
     let voice = |(rule, sure): &(&Rule, Match)| {
         let (verdict, reason) = match (rule.effect, sure) {
@@ -136,7 +134,7 @@ pub(crate) fn raised(found: &Findings<'_>, answers: &ModeAnswers) -> Vec<Said> {
     found.raised.iter().map(voice).collect()
 }
 
-/// Every rule and whether it speaks of an act, for an explanation.
+/// Returns every rule and whether it is about an act, for an explanation.
 pub fn consider_act<'a>(
     settings: &'a Settings,
     act: Act<'_>,
@@ -182,11 +180,11 @@ pub(crate) fn conclude(mut voices: Vec<Said>, grant: Option<Grant>) -> ActRuling
 
 /// Whether the profile gives the power for an act.
 enum Power {
-    /// It does, and why.
+    /// The profile gives the power, for this reason.
     There(String),
-    /// It does not.
+    /// The profile does not give the power.
     Missing { class: GrantClass, grant: Option<Grant>, why: String, guarded: bool },
-    /// Nobody may have it.
+    /// No run may have the power.
     Refused { rule: String, why: String },
 }
 
@@ -201,7 +199,7 @@ impl Power {
         };
         match act {
             Act::Tool { name, .. } => {
-                // A tool acts outside the sandbox: no profile holds it.
+                // A tool acts outside the sandbox, so no profile contains the power.
                 let why = format!("no rule speaks of the tool `{}`", RawText::from(name).escaped());
                 Self::Missing { class: GrantClass::Other, grant: None, why, guarded: false }
             }
@@ -257,8 +255,8 @@ impl Power {
         Self::Missing { class: GrantClass::Network, grant: Some(Grant::Connect(targets)), why, guarded: false }
     }
 
-    /// An allow rule says yes to what the profile lacks, but for what is
-    /// protected or hidden: that needs a grant that names it.
+    /// Returns whether an allow rule may give the power. A rule cannot give a power over protected or
+    /// hidden files: this needs a grant that names the file.
     fn may_be_allowed(&self) -> bool {
         match self {
             Self::There(_) => true,
@@ -268,8 +266,8 @@ impl Power {
     }
 }
 
-/// Whether an entry of the profile lets these connections pass; of a port that
-/// is not known, each must.
+/// Returns whether an entry of the profile allows these connections. If the port is unknown, the entry must
+/// allow every port.
 fn allows(entry: &TargetPattern, host: &Host, port: Option<u16>) -> bool {
     match port {
         Some(port) => entry.admits(&Target { host: host.clone(), port }),

@@ -1,8 +1,7 @@
-//! Answers that become rules: what may become one, the smallest rule there is
-//! for it, and putting it into a file whose comments and layout survive.
+//! Converts answers to rules: which answers can become rules, the smallest rule for an answer, and its
+//! insertion into a file. The insertion keeps comments and layout.
 //!
-//! Must not write files, and must not know who asks: the text is shown before
-//! anybody writes it.
+//! Must not write files, and must not know the caller: the text is shown before it is written.
 
 use std::path::Path;
 
@@ -18,8 +17,8 @@ use crate::resolve::{hidden_by, is_protected};
 use crate::rules::joined;
 use crate::words::{self, base_name, is_wrapper};
 
-/// Programs that run code that stands in their arguments, their input or a file
-/// that may change: what was agreed to once says nothing about the next time.
+/// Programs that run code from their arguments, their input or a file that may change. Consent to one call
+/// is no consent to the next.
 const INTERPRETERS: &[&str] = &[
     "awk",
     "bash",
@@ -96,8 +95,7 @@ const INTERPRETERS: &[&str] = &[
     "zsh",
 ];
 
-/// Programs that bring things from elsewhere, or take them there, and programs
-/// that fetch code and run it.
+/// Programs that transfer data to or from other hosts, and programs that fetch code and run it.
 const FETCHERS: &[&str] = &[
     "aria2c",
     "axel",
@@ -136,7 +134,7 @@ const FETCHERS: &[&str] = &[
     "yt-dlp",
 ];
 
-/// Wrappers beyond those that `words` looks behind.
+/// Wrappers besides those that `words` understands.
 const WRAPPERS: &[&str] = &[
     "bwrap",
     "container",
@@ -173,7 +171,7 @@ const WRAPPERS: &[&str] = &[
     "wsl",
 ];
 
-/// Why no rule is written.
+/// Reason why no rule is written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRule {
     /// The text is not a list of plain commands.
@@ -181,7 +179,7 @@ pub enum NoRule {
         "the command is not plain, so no rule says what it means\nhint: answer for the session, or run its parts one by one"
     )]
     NotPlain,
-    /// The program runs what it is given.
+    /// The program runs other code that it is given.
     #[error(
         "`{program}` is {kind}: one yes would stand for everything it may run\nhint: answer for this time or for the session"
     )]
@@ -197,23 +195,23 @@ pub enum NoRule {
         /// The program, escaped.
         program: String,
     },
-    /// A word holds what stands for anything in a pattern.
+    /// A word contains `*`, which matches any text in a pattern.
     #[error("`{word}` holds `*`, which in a rule means anything\nhint: write the rule by hand")]
     HasPattern {
         /// The word, escaped.
         word: String,
     },
-    /// The power is over what is guarded.
+    /// The power is over guarded paths or hosts.
     #[error("`{grant}` is over what is hidden or protected\nhint: {instead}")]
     Guarded {
         /// The grant.
         grant: String,
-        /// What to do instead.
+        /// Advice for an alternative.
         instead: String,
     },
 }
 
-/// What a program is that never gets an `allow` rule from an answer.
+/// Returns the kind of a program that never gets an `allow` rule from an answer.
 pub fn runs_others(program: &str) -> Option<&'static str> {
     let name = base_name(program).to_ascii_lowercase();
     // `python3.12`, `perl5.36.0`, `node-22`, `clang-17` ...
@@ -230,11 +228,11 @@ pub fn runs_others(program: &str) -> Option<&'static str> {
     }
 }
 
-/// The smallest rules that answer for a command from now on, one for each of
-/// its commands: exactly these words, and for an `allow` exactly these powers.
+/// Returns the smallest rules that answer for a command from now on, one for each of its commands: exactly
+/// these words, and for an `allow` exactly these powers.
 ///
 /// # Errors
-/// See [`NoRule`]. A refusal is remembered for whatever program.
+/// See [`NoRule`]. A refusal is remembered for every program.
 pub fn rules_for(
     command: &Command,
     effect: Verdict,
@@ -295,8 +293,7 @@ fn rule_of(
     Ok(draft)
 }
 
-/// The smallest rule that answers for connections to these targets from now on,
-/// whatever command makes them.
+/// Returns the smallest rule that answers for connections to these targets from now on, for every command.
 pub fn rule_for_hosts(targets: &[Target], effect: Verdict, provenance: &ProvenanceSection) -> DraftRule {
     let mut draft = DraftRule::new(effect, format!("{} by {}", said(effect), provenance.by));
     draft.hosts = targets.iter().map(Target::to_string).collect();
@@ -304,9 +301,8 @@ pub fn rule_for_hosts(targets: &[Target], effect: Verdict, provenance: &Provenan
     draft
 }
 
-/// The smallest rule by which these secrets may be taken, from now on, to the one
-/// host that each grant names, whatever command does; none where a grant does not
-/// name one host and port.
+/// Returns the smallest rule that allows these secrets to be sent to the one host that each grant names,
+/// from now on, for every command. `None` if a grant does not name one host and port.
 pub fn rule_for_secrets(wanted: &[SecretUse], provenance: &ProvenanceSection) -> Option<DraftRule> {
     let targets: Vec<Target> = wanted.iter().map(|wanted| wanted.targets().target()).collect::<Option<_>>()?;
     let mut draft = rule_for_hosts(&targets, Verdict::Allow, provenance);
@@ -323,10 +319,10 @@ fn said(effect: Verdict) -> &'static str {
     }
 }
 
-/// No path lies in this home directory.
+/// A home directory that contains no path.
 const NO_HOME: &str = "/nonexistent/home";
 
-/// Never credentials, a part of the system, protected names, or all of something.
+/// Refuses grants over credentials, a part of the system or protected names, and grants over everything.
 fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), NoRule> {
     let guarded = match grant {
         Grant::Read(path) | Grant::Write(path) => {
@@ -337,11 +333,11 @@ fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), NoRule> {
         Grant::Connect(targets) => targets.target().is_none(),
         Grant::Secret(wanted) => wanted.targets().target().is_none(),
         Grant::Socket(_) | Grant::Exec(_) | Grant::Effect(_) => true,
-        // One key for one purpose: it cannot be narrower.
+        // The grant is for one key and one purpose: it cannot be narrower.
         Grant::Sign(_) => false,
         Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => false,
     };
-    // Credentials of the home directory are hidden by every profile that has a sandbox.
+    // Every profile with a sandbox hides the credentials of the home directory.
     let place = guarded_place(grant, Path::new(NO_HOME));
     if !guarded && place.is_none() {
         return Ok(());
@@ -350,11 +346,11 @@ fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), NoRule> {
     Err(NoRule::Guarded { grant: grant.to_string(), instead })
 }
 
-/// A configuration's text with rules added at its end; everything else stays
-/// byte for byte. A rule that is there already is not added again.
+/// Returns a configuration's text with rules added at its end; every other byte is unchanged. A rule that
+/// already exists is not added again.
 ///
 /// # Errors
-/// When the text, or the text with the rules, is no configuration file.
+/// An error if the text, with or without the rules, is not a configuration file.
 pub fn insert_rules(file: &Path, source: &str, drafts: &[DraftRule]) -> Result<String, ConfigError> {
     let before = parse::<ConfigFile>(file, source)?.0;
     let mut text = source.to_owned();
@@ -368,7 +364,7 @@ pub fn insert_rules(file: &Path, source: &str, drafts: &[DraftRule]) -> Result<S
         known.extend(said);
         text = with_rule(file, &text, draft)?;
     }
-    // What came out must hold what went in.
+    // The result must contain the old rules and the new ones.
     let after = parse::<ConfigFile>(file, &text)?.0;
     let rules: Vec<String> = after.rules.iter().map(crate::rules::said).collect();
     if rules != known {
@@ -396,7 +392,7 @@ fn with_rule(file: &Path, source: &str, draft: &DraftRule) -> Result<String, Con
             Ok(text)
         }
         Some(_) => {
-            // `rules = [{ ... }]`: the list takes one more.
+            // `rules = [{ ... }]`: the rule is added to the list.
             let own: DocumentMut = draft.to_toml().parse().map_err(wrong)?;
             let tables =
                 own.get("rules").and_then(Item::as_array_of_tables).cloned().unwrap_or_else(ArrayOfTables::new);

@@ -1,9 +1,9 @@
-//! May it run? Pure and total: the same settings, request and assessment give
-//! the same answer, and every input has one.
+//! Decides whether a request may run. Pure and total: the same settings, request and assessment give the
+//! same decision, and every input has one.
 //!
-//! The combining algorithm is *deny-overrides*: every source speaks, and the
-//! strictest voice is the decision, whatever the order (L9). Must not know
-//! caches or approvers: an `ask` comes with the questions, not with answers.
+//! The combining algorithm is *deny-overrides*: every source makes a statement, and the strictest one is
+//! the decision, whatever the order (L9). Must not know caches or approvers: an `ask` comes with the
+//! questions, not with answers.
 
 use std::collections::BTreeSet;
 
@@ -23,58 +23,55 @@ use crate::rules::{Circumstances, Considered, Findings, Match, Rule, Scene, Subj
 use crate::settings::Settings;
 use crate::words::{self, Words};
 
-/// How many findings are told as reasons; the assessment has them all.
+/// Most findings that are listed as reasons; the assessment contains all of them.
 const MAX_FINDINGS_TOLD: usize = 10;
 
-/// A decision and what must be asked for it.
+/// A decision and the questions that it requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ruling {
-    /// The verdict and why.
+    /// The verdict and its reasons.
     pub decision: Decision,
-    /// Where the verdict is `ask`: every question, all of which need a yes.
-    /// Otherwise empty.
+    /// If the verdict is `ask`: every question, all of which need a yes. Otherwise empty.
     pub questions: Vec<QuestionKind>,
-    /// True where it would run without a sandbox. No answer that was given to a
-    /// sandboxed run may be used for it.
+    /// True if the command would run without a sandbox. An answer for a sandboxed run must not be used for
+    /// it.
     pub unsandboxed: bool,
-    /// What the rules that apply want of the run, where it comes to one.
+    /// Requirements of the applicable rules for the run, if it runs.
     pub obligations: Obligations,
-    /// Everything that was said, in order; those that decided are marked.
+    /// All statements, in order; those that decided are marked.
     pub voices: Vec<Said>,
 }
 
-/// What one source said of a request.
+/// Statement of one source about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// Its verdict.
+    /// The verdict of the source.
     pub verdict: Verdict,
     /// The rule, mode or setting.
     pub source: String,
-    /// One line each.
+    /// The reasons, one line each.
     pub reasons: Vec<String>,
-    /// True where its verdict is the decision.
+    /// True if the verdict of this source is the decision.
     pub decides: bool,
 }
 
-/// Says whether a request may run. See [`rule_on`], which also gives the
-/// questions.
+/// Decides whether a request may run. See [`rule_on`], which also returns the questions.
 pub fn decide(settings: &Settings, request: &Request, assessment: &Assessment, grants_by_person: bool) -> Decision {
     rule_on(settings, request, assessment, grants_by_person).decision
 }
 
-/// Says whether a request may run and what must be asked first, where nothing
-/// is known around it; see [`rule_in`].
+/// Decides whether a request may run and which questions come first, if its circumstances are unknown; see
+/// [`rule_in`].
 pub fn rule_on(settings: &Settings, request: &Request, assessment: &Assessment, grants_by_person: bool) -> Ruling {
     rule_in(settings, request, assessment, grants_by_person, &Circumstances::default())
 }
 
-/// Says whether a request may run and what must be asked first.
+/// Decides whether a request may run and which questions come first.
 ///
-/// `grants_by_person` is true where the request is the person's own command
-/// line: then its grants, profile, level and mode are the person's word.
-/// Otherwise they may only tighten what is configured: the stricter of both
-/// modes holds, added powers need consent, a weaker level is refused. Powers that
-/// `Request::requested` lists need consent in both cases.
+/// `grants_by_person` is true if the request is the user's own command line: then the user decided on its
+/// grants, profile, level and mode. Otherwise they may only tighten the configuration: the stricter of both
+/// modes applies, added powers need consent, a weaker level is refused. Powers that `Request::requested`
+/// lists need consent in both cases.
 pub fn rule_in(
     settings: &Settings,
     request: &Request,
@@ -121,7 +118,7 @@ pub fn rule_in(
     case.conclude(voices, unsandboxed, obligations)
 }
 
-/// Every rule and whether it speaks of a request, for an explanation.
+/// Returns every rule and whether it is about a request, for an explanation.
 pub fn consider<'a>(
     settings: &'a Settings,
     request: &Request,
@@ -134,7 +131,7 @@ pub fn consider<'a>(
 
 fn words_of(settings: &Settings, request: &Request) -> Words {
     match &request.command {
-        // Most configurations have no rules, and reading costs something.
+        // Most configurations have no rules, and the parsing takes time.
         _ if settings.rules.is_empty() => Words::default(),
         Command::Argv(argv) => words::of_argv(&argv.iter().map(RawText::to_str).collect::<Vec<_>>()),
         Command::Script(script) => words::of_script(script.as_bytes()),
@@ -159,7 +156,7 @@ fn scene<'a>(
     }
 }
 
-/// What one source says.
+/// Statement of one source, with the question it asks.
 struct Voice {
     verdict: Verdict,
     rule: String,
@@ -167,12 +164,12 @@ struct Voice {
     asks: Asks,
 }
 
-/// What a voice's `ask` asks.
+/// Question of a statement whose verdict is `ask`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Asks {
-    /// May it run? A caller's own approval answers this.
+    /// May the command run? A caller's own approval answers this.
     Run,
-    /// May it run? Only a person answers this.
+    /// May the command run? Only a user answers this.
     RunByPerson,
     Grants(Vec<Grant>),
     Unsandboxed,
@@ -207,7 +204,7 @@ impl<'a> Case<'a> {
     fn new(settings: &'a Settings, request: &'a Request, assessment: &'a Assessment, by_person: bool) -> Self {
         let answers = mode_answers(settings, request, by_person);
         let (asked, configured) = (request.approval_mode, settings.approval_mode.value);
-        // Name the mode whose answers hold.
+        // Name the mode whose answers apply.
         let mode = if answers == ModeAnswers::of(asked) {
             mode_name(asked).to_owned()
         } else if answers == ModeAnswers::of(configured) {
@@ -218,7 +215,7 @@ impl<'a> Case<'a> {
         Self { settings, request, assessment, by_person, answers, mode }
     }
 
-    /// Without a sandbox: a separate act, never by a field alone (L1).
+    /// Checks a run without a sandbox: it needs separate consent, never a field alone (L1).
     fn sandbox(&self, profile: &Profile, voices: &mut Vec<Voice>) {
         let required = SandboxPreference::Require;
         let insists = self.request.sandbox == required || self.settings.sandbox.value == required;
@@ -244,7 +241,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// A weaker level than configured is the person's word only (L6).
+    /// Checks the level: only the user may choose a weaker level than configured (L6).
     fn level(&self, voices: &mut Vec<Voice>) {
         let weaker = self.request.level == Level::Restricted && self.settings.level.value == Level::Full;
         if weaker && !self.by_person {
@@ -253,7 +250,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// A profile that gives more than the configured one is an added power.
+    /// Checks the profile: a profile that gives more than the configured one is an added power.
     fn profile(&self, voices: &mut Vec<Voice>) {
         if self.by_person || self.request.profile == self.settings.profile.value {
             return;
@@ -265,7 +262,8 @@ impl<'a> Case<'a> {
             return;
         };
         if let Some(key) = chosen.wider_than(base) {
-            // Of every class of power at once, so as strict as without a sandbox.
+            // A wider profile may add powers of every class at once, so the check is as strict as without a
+            // sandbox.
             let verdict = self.answers.unsandboxed;
             let rule = format!("mode {}: {} a wider profile", self.mode, verb(verdict));
             let (chosen, base) = (&self.request.profile, &self.settings.profile.value);
@@ -273,10 +271,10 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Powers that come with the request need consent (L1): a rule's, or what the mode
-    /// says. Gives the voices of the rules that allow some, which decide nothing else.
+    /// Checks powers that come with the request: they need consent (L1) by a rule or by the mode. Returns
+    /// the statements of the rules that allow some of them; these statements decide nothing else.
     fn requested_powers(&self, found: &Findings<'_>, around: &Circumstances, voices: &mut Vec<Voice>) -> Vec<Voice> {
-        // The person's own word needs no other consent.
+        // Powers that the user gave need no other consent.
         let asked = if self.by_person { &self.request.requested } else { &self.request.grants };
         let mut allowed = Vec::new();
         if asked.is_empty() {
@@ -344,8 +342,8 @@ impl<'a> Case<'a> {
         voices.push(Voice { verdict, rule, reasons: told(telling), asks: Asks::Run });
     }
 
-    /// An effect that the sandbox can neither contain nor undo needs consent,
-    /// whatever rules and grants allow. Where the text shows harm the tier speaks.
+    /// Returns the statement for an effect that the sandbox can neither contain nor undo. Such an effect
+    /// needs consent, whatever rules and grants allow. If the text shows harm, the tier decides instead.
     fn impact(&self) -> Option<Voice> {
         let impact = self.assessment.impact;
         if !impact.needs_consent() || self.assessment.tier == Tier::Deny {
@@ -364,15 +362,14 @@ impl<'a> Case<'a> {
         let justification = rule.justification.clone();
         match (rule.effect, sure) {
             (Verdict::Deny, Match::Certain) => voice(Verdict::Deny, justification),
-            // The words are there, but whether they are run is not certain: a
-            // person looks, nobody else.
+            // The words exist, but it is uncertain whether they are executed: only a user may answer.
             (Verdict::Deny, _) => voice(self.answers.rule_ask, format!("it may hold what is denied: {justification}")),
             _ if rule.approver == ApproverName::Person => voice(self.answers.rule_ask, justification),
             _ => voice(self.answers.rule_ask, justification).asking(Asks::Run),
         }
     }
 
-    /// Powers that come with a rule that asks are part of what is agreed to.
+    /// Returns the statement about the powers of a rule that asks. The powers are part of the consent.
     fn raised_grants(&self, rule: &Rule) -> Option<Voice> {
         let workspace = self.request.workspace.as_path();
         let grants: Vec<Grant> =
@@ -385,7 +382,7 @@ impl<'a> Case<'a> {
         Some(Voice { verdict, rule: rule_name(rule), reasons, asks: Asks::Grants(grants) })
     }
 
-    /// Deny-overrides, then the caller's own approval, which answers the
+    /// Combines the statements by deny-overrides. Before that, the caller's own approval answers the
     /// question about the run and no other.
     fn conclude(&self, mut voices: Vec<Voice>, unsandboxed: bool, obligations: Obligations) -> Ruling {
         let mut agreed = Vec::new();
@@ -413,7 +410,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Findings as reasons.
+/// Returns findings as reasons.
 fn told<'f>(findings: impl Iterator<Item = &'f Finding>) -> Vec<String> {
     let all: Vec<String> = findings.map(|finding| format!("{}: {}", finding.code, finding.message)).collect();
     let mut reasons = each_once(&all);
@@ -421,14 +418,14 @@ fn told<'f>(findings: impl Iterator<Item = &'f Finding>) -> Vec<String> {
     reasons
 }
 
-/// The reasons in order, without repeats: several sources or places may have one.
+/// Returns the reasons in order, without duplicates: several sources or ranges may have the same reason.
 fn each_once<'r>(reasons: impl IntoIterator<Item = &'r String>) -> Vec<String> {
     let mut seen = BTreeSet::new();
     reasons.into_iter().filter(|reason| seen.insert(*reason)).cloned().collect()
 }
 
-/// One question for everything about the run, one for the powers. The question
-/// about the sandbox stands for both: without one there is nothing to add to.
+/// Returns one question about the run and one about the powers. The question about the sandbox replaces
+/// both: without a sandbox there is nothing to add powers to.
 fn questions(deciding: &[&Voice]) -> Vec<QuestionKind> {
     if deciding.iter().any(|voice| voice.asks == Asks::Unsandboxed) {
         return vec![QuestionKind::Unsandboxed];
@@ -448,15 +445,15 @@ fn questions(deciding: &[&Voice]) -> Vec<QuestionKind> {
     questions
 }
 
-/// The answers that hold for a request: the person's own mode, or the stricter
-/// of what is configured and what is asked for.
+/// Returns the answers that apply to a request: those of the user's own mode, or the stricter ones of the
+/// configured and the requested mode.
 pub fn mode_answers(settings: &Settings, request: &Request, by_person: bool) -> ModeAnswers {
     let asked = ModeAnswers::of(request.approval_mode);
     if by_person { asked } else { asked.strictest(&ModeAnswers::of(settings.approval_mode.value)) }
 }
 
-/// True where a person may be asked for this power after it was refused during
-/// the run; false where the refusal is final.
+/// Returns whether a user may be asked for this power after it was refused during the run; false if the
+/// refusal is final.
 pub fn may_escalate(settings: &Settings, request: &Request, grant: &Grant, by_person: bool) -> bool {
     mode_answers(settings, request, by_person).denied(GrantClass::of(grant)) == Verdict::Ask
 }

@@ -1,5 +1,5 @@
-//! A rule on its way into a file: its keys as they will be written, with a
-//! comment above. Made by answers, imports and suggestions.
+//! A rule before it is written to a file: its keys in their written form, with a comment above. Answers,
+//! imports and suggestions make such rules.
 //!
 //! Must not know files: `amend` puts the text into one, `merge` checks it there.
 
@@ -12,7 +12,7 @@ use crate::pattern::Word;
 /// A rule that is not yet written. Empty lists are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DraftRule {
-    /// Lines above it, without `#`.
+    /// Comment lines above the rule, without `#`.
     pub comments: Vec<String>,
     /// `prefix`.
     pub prefix: Vec<Word>,
@@ -22,8 +22,8 @@ pub struct DraftRule {
     pub present: Vec<Word>,
     /// `options.absent`.
     pub absent: Vec<Word>,
-    /// `facts.reads`, `facts.writes` and `facts.deletes`: an `allow` rule then
-    /// needs every path that the command names to lie within one of these.
+    /// `facts.reads`, `facts.writes` and `facts.deletes`: an `allow` rule then requires that every path of
+    /// the command is within one of these.
     pub paths_within: Vec<String>,
     /// `tool`.
     pub tool: Vec<String>,
@@ -50,7 +50,7 @@ pub struct DraftRule {
 }
 
 impl DraftRule {
-    /// A rule that speaks of nothing yet.
+    /// Returns a rule without conditions.
     pub fn new(effect: Verdict, justification: impl Into<String>) -> Self {
         Self {
             comments: Vec::new(),
@@ -73,7 +73,7 @@ impl DraftRule {
         }
     }
 
-    /// The rule as a `[[rules]]` table.
+    /// Returns the rule as a `[[rules]]` table.
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         for line in &self.comments {
@@ -120,13 +120,13 @@ impl DraftRule {
     }
 }
 
-/// One line of comment; controls cannot end it.
+/// Returns one comment line; control characters cannot end it.
 pub(crate) fn comment(line: &str) -> String {
     let plain: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if plain.is_empty() { "#\n".to_owned() } else { format!("# {plain}\n") }
 }
 
-/// A string as TOML writes it.
+/// Returns a string in TOML syntax.
 pub(crate) fn quoted(text: &str) -> String {
     toml_edit::Value::from(text).to_string()
 }

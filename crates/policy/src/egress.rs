@@ -1,6 +1,5 @@
-//! The network part of a profile before the workspace is known: adding a
-//! section, telling whether one is wider than another, and making the
-//! [`Egress`] of a run.
+//! The network part of a profile before the workspace is known: adding a section, comparing two profiles,
+//! and making the [`Egress`] of a run.
 //!
 //! Must not know files or the order of layers; nor read a secret.
 
@@ -15,10 +14,10 @@ use crate::egress_file::{EgressLimitsSection, EgressSection, SecretPlace, Secret
 use crate::hosts::{HostEntry, check_breadth};
 use crate::spec::{Origin, Sourced, add};
 
-/// Most secrets of one profile: each is looked for in every request.
+/// Most secrets of one profile, because every request is searched for each of them.
 const MAX_SECRETS: usize = 32;
 
-/// One limit: its key, and where it stands in a section and in a run's limits.
+/// One limit: its key, its value in a section, and its field in a run's limits.
 struct Limit {
     key: &'static str,
     written: fn(&EgressLimitsSection) -> Option<u64>,
@@ -58,7 +57,7 @@ const LIMITS: [Limit; 6] = [
     },
 ];
 
-/// The network part of a profile. Home is put in already.
+/// The network part of a profile. The home directory is already substituted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EgressSpec {
     allow: Vec<Sourced<TargetPattern>>,
@@ -80,14 +79,14 @@ struct InspectSpec {
     upgrade: Vec<Sourced<TargetPattern>>,
 }
 
-/// Why a section cannot be meant: its key, what is wrong, and what to do.
+/// Error in a section: its key, the reason, and advice.
 pub(crate) struct Fault {
     pub key: String,
     pub why: String,
     pub hint: &'static str,
 }
 
-/// What a section of one file says that no profile can mean.
+/// Checks a section of one file for values that no profile can have.
 pub(crate) fn check(section: &EgressSection) -> Result<(), Fault> {
     let fault = |key: String, why: String, hint| Err(Fault { key, why, hint });
     for (i, entry) in section.allow.iter().enumerate() {
@@ -140,7 +139,7 @@ fn check_secret(name: &str, secret: &SecretSection) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The keys by which a section gives more, each with whether it is used.
+/// Returns the keys by which a section gives more, each with whether it is used.
 pub(crate) fn gives(section: &EgressSection) -> [(&'static str, bool); 7] {
     [
         ("egress.allow", !section.allow.is_empty()),
@@ -153,7 +152,7 @@ pub(crate) fn gives(section: &EgressSection) -> [(&'static str, bool); 7] {
     ]
 }
 
-/// The lengths of a section's lists, by key.
+/// Returns the lengths of a section's lists, by key.
 pub(crate) fn lengths(section: &EgressSection) -> [(&'static str, usize); 9] {
     let hosts = |list: &[HostEntry]| list.iter().map(|entry| entry.patterns().len()).sum();
     [
@@ -169,7 +168,7 @@ pub(crate) fn lengths(section: &EgressSection) -> [(&'static str, usize); 9] {
     ]
 }
 
-/// What of a section holds against every later layer, where it is managed.
+/// Returns the part of a managed section that applies against every later layer.
 pub(crate) fn narrowing(section: &EgressSection) -> EgressSection {
     EgressSection {
         ask: section.ask.clone(),
@@ -199,8 +198,8 @@ fn add_values<T: Clone + PartialEq>(list: &mut Vec<Sourced<T>>, values: &[T], or
 }
 
 impl EgressSpec {
-    /// Adds a section. Nothing takes an entry of `deny` or `ask` back; a limit, a
-    /// secret and the proxy are those of the last section that names them.
+    /// Adds a section. No later section removes an entry of `deny` or `ask`; a limit, a secret and the
+    /// proxy are those of the last section that sets them.
     pub(crate) fn apply(&mut self, section: &EgressSection, origin: &dyn Fn(&str) -> Origin, home: &Path) {
         let item = |key: &'static str| move |i: usize| origin(&format!("{key}[{i}]"));
         add_hosts(&mut self.allow, &section.allow, item("egress.allow"));
@@ -234,13 +233,12 @@ impl EgressSpec {
         }
     }
 
-    /// The limits, by key.
+    /// Returns the limits, by key.
     pub(crate) fn limits(&self) -> impl Iterator<Item = (&'static str, Option<&Sourced<u64>>)> {
         LIMITS.iter().map(|limit| limit.key).zip(self.limits.iter().map(Option::as_ref))
     }
 
-    /// Takes the lower of its own limits and of another's in each case; what is
-    /// absent is higher than any.
+    /// Takes the lower of the two values for each limit; an absent value is higher than any.
     pub(crate) fn lower_limits(&mut self, other: &Self) {
         for (own, other) in self.limits.iter_mut().zip(&other.limits) {
             let lower = match (&*own, other) {
@@ -254,7 +252,7 @@ impl EgressSpec {
         }
     }
 
-    /// The first key in which this gives more than `base`, if any. Errs towards
+    /// Returns the first key in which this part gives more than `base`, if any. In doubt, the result is
     /// "wider".
     pub(crate) fn wider_than(&self, base: &Self) -> Option<&'static str> {
         let each = |part: &[Sourced<TargetPattern>], holds: &dyn Fn(&TargetPattern) -> bool| {
@@ -293,7 +291,7 @@ impl EgressSpec {
         (proxy(self) != proxy(base)).then_some("egress.upstream")
     }
 
-    /// Every entry, with its key.
+    /// Reports every entry, with its key.
     pub(crate) fn each(&self, line: &mut dyn FnMut(&str, String, &Origin)) {
         let lists = [
             ("egress.allow", &self.allow),
@@ -324,7 +322,7 @@ impl EgressSpec {
         }
     }
 
-    /// What a run in this workspace may reach.
+    /// Returns the egress rules of a run in this workspace.
     pub(crate) fn of_run(&self, home: &Path, workspace: &Path) -> Egress {
         let values = |list: &[Sourced<TargetPattern>]| list.iter().map(|entry| entry.value.clone()).collect::<Vec<_>>();
         let requests =
@@ -367,8 +365,8 @@ impl EgressSpec {
 }
 
 impl InspectSpec {
-    /// Requests that `allow` names are the only ones of their host: one entry
-    /// more gives more, and so does the last one less.
+    /// Compares two inspection parts. Requests that `allow` names are the only ones of their host. So one
+    /// more entry gives more, and so does the removal of the last one.
     fn wider_than(&self, base: &Self) -> Option<&'static str> {
         fn holds<T: PartialEq>(whole: &[Sourced<T>], part: &[Sourced<T>]) -> bool {
             part.iter().all(|entry| whole.iter().any(|own| own.value == entry.value))

@@ -1,5 +1,4 @@
-//! What a configuration file may say of the network, as types. Every doc
-//! comment here is read by users.
+//! The network part of a configuration file, as types. Every doc comment here is read by users.
 //!
 //! Must not know layers, nor read a secret.
 
@@ -14,32 +13,29 @@ use stockade_model::{RequestPattern, SecretKind, Target, TargetPattern, Upstream
 use crate::hosts::HostEntry;
 use crate::text::{Bytes, ConfigPath, TextError, VariableName, fail, parsed_unshown, text_form};
 
-/// What a run may reach through the door, and how. Deny outweighs ask, ask
-/// outweighs allow; what no list names is asked about, or refused where nobody
-/// can be asked.
+/// Rules for connections through the egress proxy. Deny outweighs ask, ask outweighs allow. A target that
+/// no list names is asked about, or refused if no approver can be asked.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EgressSection {
-    /// What may be reached, e.g. `["@pypi", "api.example.com:443"]`. Not in
-    /// project configuration.
+    /// Allowed targets, e.g. `["@pypi", "api.example.com:443"]`. Not in project configuration.
     pub allow: Vec<HostEntry>,
-    /// What is asked about although `allow` names it, unless it was granted.
+    /// Targets that are asked about although `allow` names them, unless they were granted.
     pub ask: Vec<HostEntry>,
-    /// What is refused, whatever allows or grants it.
+    /// Targets that are refused, even if another entry or a grant allows them.
     pub deny: Vec<HostEntry>,
-    /// Addresses of private networks, loopback and the like that names may lead
-    /// to, e.g. `["10.0.0.0/8:443"]`; without an entry a name that leads there
-    /// is refused. Not in project configuration.
+    /// Addresses of private networks, loopback and the like that names may resolve to, e.g.
+    /// `["10.0.0.0/8:443"]`. Without an entry, a name that resolves to such an address is refused. Not in
+    /// project configuration.
     pub special: Vec<TargetPattern>,
-    /// Limits of all connections of a sandbox together. A project may only lower
-    /// them.
+    /// Limits of all connections of a sandbox together. A project may only lower them.
     pub limits: EgressLimitsSection,
-    /// What of the traffic is looked into.
+    /// Traffic that is inspected.
     pub inspect: InspectSection,
-    /// Credentials that a run uses and never has, by name. Inside stands a
-    /// placeholder; the door puts the value in. Not in project configuration.
+    /// Credentials that a run uses but never sees, by name. The sandbox holds a placeholder; the egress
+    /// proxy injects the value. Not in project configuration.
     pub secrets: BTreeMap<String, SecretSection>,
-    /// The proxy that leads outside. Not in project configuration.
+    /// The upstream proxy. Not in project configuration.
     pub upstream: Option<UpstreamSection>,
 }
 
@@ -47,78 +43,71 @@ pub struct EgressSection {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EgressLimitsSection {
-    /// HTTP requests in a minute, where requests are seen: in plain HTTP and where
-    /// traffic is looked into.
+    /// HTTP requests per minute. Only visible requests are counted: plain HTTP and requests in inspected
+    /// traffic.
     #[schemars(range(min = 1))]
     pub requests_per_minute: Option<u64>,
-    /// New connections in a second.
+    /// New connections per second.
     #[schemars(range(min = 1))]
     pub connections_per_second: Option<u64>,
-    /// Connections open at once.
+    /// Open connections at one time.
     #[schemars(range(min = 1))]
     pub connections: Option<u64>,
-    /// Out of the sandbox in a second, e.g. `1MiB`.
+    /// Bytes out of the sandbox per second, e.g. `1MiB`.
     pub up_per_second: Option<Bytes>,
-    /// Into the sandbox in a second, e.g. `10MiB`.
+    /// Bytes into the sandbox per second, e.g. `10MiB`.
     pub down_per_second: Option<Bytes>,
-    /// In both directions, from first to last, e.g. `2GiB`.
+    /// Bytes in both directions, in total, e.g. `2GiB`.
     pub total: Option<Bytes>,
 }
 
-/// What of the traffic is looked into. Encrypted traffic is opened with an
-/// authority of the sandbox's own; programs that know their server's
-/// certificate refuse that: name their hosts in `except`.
+/// Traffic that is inspected. Encrypted traffic is decrypted with a certificate authority of the sandbox.
+/// Programs that pin their server's certificate refuse this: name their hosts in `except`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct InspectSection {
-    /// Whose traffic is opened and read.
+    /// Hosts whose traffic is decrypted and read.
     pub hosts: Vec<HostEntry>,
-    /// Whose traffic is never opened. Not in project configuration.
+    /// Hosts whose traffic is never decrypted. Not in project configuration.
     pub except: Vec<HostEntry>,
-    /// Requests that pass, e.g. `["GET https://api.example.com/v1/*"]`. A host
-    /// that one of these names gets no others. Not in project configuration.
+    /// Allowed requests, e.g. `["GET https://api.example.com/v1/*"]`. A host that an entry names gets no
+    /// other requests. Not in project configuration.
     pub allow: Vec<RequestPattern>,
-    /// Requests that are refused, also where `allow` names them, in upper and lower
-    /// case.
+    /// Requests that are refused, even if `allow` names them, in upper and lower case.
     pub deny: Vec<RequestPattern>,
-    /// Hosts that may change the protocol of a connection that is read, e.g. to
-    /// WebSocket: nothing but secrets is looked for in it afterwards. Not in project
-    /// configuration.
+    /// Hosts that may change the protocol of an inspected connection, e.g. to WebSocket. After the change
+    /// the traffic is only searched for secrets. Not in project configuration.
     pub upgrade: Vec<HostEntry>,
 }
 
-/// A credential that a run uses and never has.
+/// A credential that a run uses but never sees.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SecretSection {
-    /// Where its value is read on the host when a run starts: `env NAME` or
-    /// `file PATH`.
+    /// Source of the value on the host, read when a run starts: `env NAME` or `file PATH`.
     pub from: SecretPlace,
-    /// Where it may go.
+    /// Hosts that may receive the secret.
     pub hosts: Vec<HostEntry>,
-    /// How it stands in a request: `bearer`, `basic`, `aws`, or `header NAME`.
+    /// Form of the secret in a request: `bearer`, `basic`, `aws`, or `header NAME`.
     pub kind: SecretForm,
-    /// Where its placeholder stands inside: `env NAME` or `file PATH`. Default:
-    /// as `from`.
+    /// Location of the placeholder in the sandbox: `env NAME` or `file PATH`. Default: same as `from`.
     pub inside: Option<SecretPlace>,
 }
 
-/// The proxy that leads outside, where it is not the network itself.
+/// The upstream proxy, if the network is not reached directly.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UpstreamSection {
-    /// Where it is and how it is spoken to: `http://HOST:PORT` or
-    /// `socks5://HOST:PORT`.
+    /// Protocol and address of the proxy: `http://HOST:PORT` or `socks5://HOST:PORT`.
     pub proxy: UpstreamAddress,
-    /// Where `USER:PASSWORD` is read, where it wants to know: `env NAME` or
-    /// `file PATH`.
+    /// Source of `USER:PASSWORD`, if the proxy requires authentication: `env NAME` or `file PATH`.
     pub credentials: Option<SecretPlace>,
-    /// What is reached without it.
+    /// Hosts that are reached without the proxy.
     #[serde(default)]
     pub except: Vec<HostEntry>,
 }
 
-/// Where a value is read: `env NAME` or `file PATH`.
+/// Source of a value: `env NAME` or `file PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SecretPlace {
     /// This variable.
@@ -148,13 +137,12 @@ impl FromStr for SecretPlace {
 }
 text_form!(SecretPlace, "^(env|file) .+$", "`env NAME` or `file PATH`.", parsed_unshown);
 
-/// How a credential stands in a request.
+/// Form of a credential in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecretForm(pub(crate) SecretKind);
 
-/// Headers that say how a request is to be read or routed; none carries a
-/// credential, and a value put in there could change what the others mean
-/// (RFC 9110, 7; RFC 9112, 6).
+/// Headers that control how a request is parsed or routed. None carries a credential, and a value inserted
+/// there could change the meaning of the other headers (RFC 9110, 7; RFC 9112, 6).
 const NO_SECRET_HEADERS: &[&str] =
     &["connection", "content-length", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"];
 
@@ -191,7 +179,7 @@ fn is_header(name: &str) -> bool {
     (1..=64).contains(&name.len()) && name.bytes().all(fits) && !NO_SECRET_HEADERS.contains(&name)
 }
 
-/// A proxy: how it is spoken to, and where it is.
+/// A proxy: its protocol and its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpstreamAddress {
     pub(crate) kind: UpstreamKind,

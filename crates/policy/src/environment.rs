@@ -1,21 +1,20 @@
-//! Which variables of the caller reach the command (L8).
+//! The caller's variables that the command receives (L8).
 
 use std::collections::BTreeMap;
 
 use stockade_model::{Environment, Profile, RawText, text_matches};
 
-/// The whole environment of a command: what passes of the caller's, then what
+/// Returns the whole environment of a command: the caller's variables that pass, then the variables that
 /// the profile sets.
 ///
-/// A variable that names an editor or a pager passes where it names a well-known one, which a
-/// program would find without it as well; one that names a registry of packages, where its
-/// address holds no credentials. A pattern in `drop` of a shipped profile leaves them; one of a
-/// configuration file does not.
+/// A variable for an editor or a pager passes if its value is a well-known program, which would also be
+/// found without the variable. A variable for a package registry passes if its address contains no
+/// credentials. A `drop` pattern of a shipped profile does not apply to these variables; one of a
+/// configuration file does.
 ///
-/// Another passes when its name is in `pass` and not in `drop`, or when a
-/// pattern of `pass` matches it and nothing in `drop` does. So a name written
-/// out outweighs a pattern in `drop`, which is how one variable that looks like
-/// a secret can be granted.
+/// Another variable passes if its exact name is in `pass` and not in `drop`. It also passes if a pattern of
+/// `pass` matches it and no entry of `drop` does. So an exact name in `pass` outweighs a pattern in `drop`.
+/// This allows a grant of one variable that looks like a secret.
 pub fn effective_environment(
     profile: &Profile,
     caller_environment: &BTreeMap<String, RawText>,
@@ -33,10 +32,10 @@ pub fn effective_environment(
     result
 }
 
-/// Variables that name an editor, and one that names a pager.
+/// Variables that name an editor, and variables that name a pager.
 const OF_EDITOR: &[&str] = &["EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR"];
 const OF_PAGER: &[&str] = &["PAGER", "GIT_PAGER", "MANPAGER"];
-/// What they may say. Each is looked up in `PATH`, as the program's own choice is.
+/// Allowed values. Each is looked up in `PATH`, like the program's own default.
 const EDITORS: &[&str] = &[
     "vi",
     "vim",
@@ -58,8 +57,8 @@ const EDITORS: &[&str] = &[
 ];
 const PAGERS: &[&str] = &["less", "less -F", "less -R", "less -FR", "less -FRX", "more", "most", "cat", ""];
 
-/// Whether a variable is held back although it may pass for what it says: by its name, or by a
-/// pattern of a configuration file. A pattern of a shipped profile leaves such variables.
+/// Returns whether a variable is dropped although its value would let it pass: by its exact name, or by a
+/// pattern of a configuration file. A pattern of a shipped profile does not drop such variables.
 fn is_held_back(environment: &Environment, name: &str) -> bool {
     environment.drop.iter().any(|entry| entry.pattern == name || entry.is_own && text_matches(&entry.pattern, name))
 }
@@ -71,7 +70,7 @@ fn names_known_tool(environment: &Environment, name: &str, value: &RawText) -> b
     (is(OF_EDITOR, EDITORS) || is(OF_PAGER, PAGERS)) && !is_held_back(environment, name)
 }
 
-/// Variables that name registries of packages.
+/// Variables that name package registries.
 const OF_REGISTRY: &[&str] = &[
     "PIP_INDEX_URL",
     "PIP_EXTRA_INDEX_URL",
@@ -87,11 +86,11 @@ const OF_REGISTRY: &[&str] = &[
     "GOSUMDB",
     "CARGO_REGISTRIES_*_INDEX",
 ];
-/// What they may say beside addresses: Go's words.
+/// Allowed values besides addresses: the keywords of Go.
 const REGISTRY_WORDS: &[&str] = &["direct", "off", "sum.golang.org"];
 
-/// Whether a variable holds addresses of registries and nothing else: who reaches them is
-/// decided elsewhere, and no one of them holds a name or a password.
+/// Returns whether a variable contains addresses of registries and nothing else. The egress rules decide
+/// whether a run may connect to them. No address may contain a name or a password.
 fn names_registry(environment: &Environment, name: &str, value: &RawText) -> bool {
     let words = value.to_str().unwrap_or_default().split([' ', ',', '|']).filter(|word| !word.is_empty());
     names_package_registry(name)
@@ -101,8 +100,8 @@ fn names_registry(environment: &Environment, name: &str, value: &RawText) -> boo
         && words.into_iter().all(|word| REGISTRY_WORDS.contains(&word) || is_plain_address(word))
 }
 
-/// A web address of a host and a path, with nothing in it that could be a secret: services put
-/// tokens into paths.
+/// Returns whether a text is a web address of a host and a path without a possible secret. Some services
+/// put tokens into paths.
 fn is_plain_address(text: &str) -> bool {
     const SECRET: &[&str] = &["auth", "token", "tok", "priv", "private", "key", "secret", "access"];
     let text = text.strip_prefix("sparse+").unwrap_or(text);
@@ -116,8 +115,8 @@ fn is_plain_address(text: &str) -> bool {
         && steps.all(|step| is_words(step) && !SECRET.contains(&step))
 }
 
-/// Whether a host or a step of a path is made of words: small letters, or few that are short and
-/// hold digits or capitals, such as `v2` or a port.
+/// Returns whether a host or a path segment consists of words: lower-case letters, or a few short parts
+/// with digits or capitals, such as `v2` or a port.
 fn is_words(step: &str) -> bool {
     let is_word = |word: &&str| word.len() <= LONGEST_WORD && word.bytes().all(|b| b.is_ascii_lowercase());
     let mut others = step.split(['-', '_', '.', '~', ':', '[', ']']).filter(|word| !is_word(word));
@@ -126,14 +125,14 @@ fn is_words(step: &str) -> bool {
     is_address || others.by_ref().take(MOST_OTHERS).all(is_short) && others.next().is_none()
 }
 
-/// Longest part of an address that is a word.
+/// Longest part of an address that counts as a word.
 const LONGEST_WORD: usize = 16;
-/// Longest part that may hold digits and capitals, and how many of them a step may have.
+/// Longest part that may contain digits and capitals, and most such parts of one segment.
 const LONGEST_OTHER: usize = 6;
 const MOST_OTHERS: usize = 2;
 
-/// Variables that change what programs of these names do, and are told where such a program
-/// failed and they had not passed.
+/// Variables that change the behaviour of programs of these names. If such a program failed and the
+/// variables did not pass, they are reported.
 const TOLD: &[(&[&str], &[&str])] = &[
     (&["PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"], &["python*", "pip*", "pytest", "poetry", "uv", "tox", "jupyter*"]),
     (&["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"], &["pip*", "python*", "pytest", "tox", "poetry"]),
@@ -153,13 +152,13 @@ const TOLD: &[(&[&str], &[&str])] = &[
     (&["LD_LIBRARY_PATH", "LD_PRELOAD"], &["*"]),
 ];
 
-/// Whether a variable names a registry of packages: without it tools take the public one.
+/// Returns whether a variable names a package registry: without it, tools use the public one.
 pub fn names_package_registry(name: &str) -> bool {
     OF_REGISTRY.iter().any(|pattern| text_matches(pattern, name))
 }
 
-/// Which of the caller's variables a command may have failed for the lack of: they did not
-/// pass, and its text names a program that they are meant for. Sorted.
+/// Returns the caller's variables whose absence may have made a command fail: they did not pass, and the
+/// command names a program that reads them. Sorted.
 pub fn missed_variables(
     caller: &BTreeMap<String, RawText>,
     passed: &BTreeMap<String, RawText>,
@@ -171,16 +170,16 @@ pub fn missed_variables(
     let is_named = |programs: &[&str]| words.iter().any(|word| programs.iter().any(|own| text_matches(own, word)));
     let told: Vec<&[&str]> = TOLD.iter().filter(|(_, own)| is_named(own)).map(|(names, _)| *names).collect();
     let is_told = |name: &&String| told.iter().copied().flatten().any(|own| text_matches(own, name));
-    // What may hold a password is nobody's hint.
+    // A variable that may contain a password is never named in a hint.
     let may_be_secret = |name: &&String| looks_secret(name);
-    // A caller's name may be any text.
+    // A variable name of the caller may be any text.
     let is_name =
         |name: &&String| name.len() <= LONGEST_NAME && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
     let missed = caller.keys().filter(|name| !passed.contains_key(*name) && !may_be_secret(name)).filter(is_name);
     missed.filter(is_told).cloned().collect()
 }
 
-/// The words by which variables give themselves away.
+/// Returns whether the name of a variable contains a word that is typical of secrets.
 pub(crate) fn looks_secret(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY", "CREDENTIAL", "AUTH", "COOKIE", "SESSION"]
@@ -188,13 +187,13 @@ pub(crate) fn looks_secret(name: &str) -> bool {
         .any(|word| name.contains(word))
 }
 
-/// Longest name of a variable that is told.
+/// Longest variable name that is reported.
 const LONGEST_NAME: usize = 64;
-/// Arguments and words of a command in which programs are looked for.
+/// Most arguments and words of a command that are searched for programs.
 const MAX_ARGUMENTS: usize = 64;
 const MAX_WORDS: usize = 1000;
 
-/// True where a variable of this name passes.
+/// Returns whether a variable of this name passes.
 pub(crate) fn passes(environment: &Environment, name: &str) -> bool {
     let Environment { pass, drop, .. } = environment;
     if drop.iter().any(|entry| entry.pattern == name) {

@@ -1,12 +1,12 @@
-//! What is wrong with a configuration, for a person: where, what, and the one
-//! thing to do. Every such error means that nothing runs (L6).
+//! Errors of a configuration, for the user: location, reason, and one piece of advice. With every such
+//! error, no command runs (L6).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use stockade_model::RawText;
 
-/// A place in a file; both count from 1, columns in characters.
+/// A position in a file; both numbers start at 1, columns count characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
     /// Line.
@@ -15,7 +15,7 @@ pub struct Place {
     pub column: usize,
 }
 
-/// Where the lines of a text start, to find places in it.
+/// Start offsets of the lines of a text, to convert offsets to positions.
 pub(crate) struct Lines<'a> {
     source: &'a str,
     starts: Vec<usize>,
@@ -27,7 +27,7 @@ impl<'a> Lines<'a> {
         Self { source, starts }
     }
 
-    /// The place of a byte offset.
+    /// Returns the position of a byte offset.
     pub(crate) fn place(&self, offset: usize) -> Place {
         let mut offset = offset.min(self.source.len());
         while !self.source.is_char_boundary(offset) {
@@ -52,11 +52,11 @@ pub struct ConfigError {
     place: Option<Place>,
     message: String,
     hint: Option<String>,
-    /// What else is wrong, in order.
+    /// Further errors, in order.
     more: Vec<ConfigError>,
 }
 
-/// How many mistakes are shown at once.
+/// Most mistakes that are shown at one time.
 const MAX_SHOWN: usize = 20;
 
 impl ConfigError {
@@ -69,13 +69,13 @@ impl ConfigError {
         self
     }
 
-    /// The same error, with this advice where it has none.
+    /// Returns the same error, with this advice if it has none.
     pub(crate) fn or_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint.get_or_insert_with(|| hint.into());
         self
     }
 
-    /// Several errors as one, with the first advice that one of them has.
+    /// Joins several errors to one, with the first advice of any of them.
     pub(crate) fn joined(errors: Vec<Self>) -> Option<Self> {
         let hint = errors.iter().find_map(|error| error.hint.clone());
         let mut errors = errors.into_iter();
@@ -83,7 +83,7 @@ impl ConfigError {
         Some(Self { hint, more: errors.collect(), ..first })
     }
 
-    /// `FILE:LINE:COLUMN: what is wrong`, escaped: the text may be a stranger's.
+    /// Writes `FILE:LINE:COLUMN: MESSAGE`, escaped, because the text may come from an untrusted author.
     fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", RawText::from(self.file.as_path()).escaped())?;
         if let Some(place) = self.place {
@@ -92,12 +92,12 @@ impl ConfigError {
         write!(f, " {}", RawText::from(self.message.as_str()).escaped())
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// Where in it.
+    /// Returns the position in the file.
     pub fn place(&self) -> Option<Place> {
         self.place
     }
@@ -105,7 +105,7 @@ impl ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// A line for each mistake, up to a bound, and on a line of its own `hint: ...`.
+/// Writes a line for each mistake, up to a limit, and a separate line `hint: ...`.
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.line(f)?;
@@ -125,9 +125,10 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// The closest of `known` to `name`, if it is close enough to be meant.
+/// Returns the entry of `known` that is closest to `name`, if it is close enough to be a plausible
+/// misspelling.
 pub(crate) fn suggestion<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // Keys are short; a longer text is no slip of the pen.
+    // Keys are short; a longer text is not a misspelled key.
     if name.len() > 64 {
         return None;
     }
@@ -140,7 +141,7 @@ pub(crate) fn suggestion<'a>(name: &str, known: impl IntoIterator<Item = &'a str
         .map(|(_, candidate)| candidate)
 }
 
-/// Levenshtein distance in characters, a swap of neighbours counted as two.
+/// Returns the Levenshtein distance in characters; a swap of neighbours counts as two.
 fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,8 +1,6 @@
-//! `policy test`: files of examples that are held against a policy, and which
-//! rules they reach.
+//! `policy test`: checks a policy against files of examples, and counts the rules that the examples reach.
 //!
-//! Pure: what the text of a command shows is asked of the caller, because this
-//! crate reads no shell.
+//! Pure: the caller assesses the text of a command, because this crate does not parse shell scripts.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -36,7 +34,7 @@ pub struct ExampleFile {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Example {
-    /// A script, as one would type it.
+    /// A script, as a user would type it.
     pub run: Option<String>,
     /// A program and its arguments.
     pub argv: Option<Vec<String>>,
@@ -46,57 +44,57 @@ pub struct Example {
     pub file: Option<String>,
     /// A connection: `host` or `host:port`.
     pub host: Option<String>,
-    /// What must be decided.
+    /// The expected decision.
     pub expect: Verdict,
-    /// The rule that must decide, by its name, or a part of what it is called.
+    /// The rule that must decide, by its name, or a part of its label.
     pub rule: Option<String>,
-    /// Where it runs, from the workspace. Default: the workspace.
+    /// Working directory, relative to the workspace. Default: the workspace.
     pub cwd: Option<PathPattern>,
-    /// The profile asked for.
+    /// The requested profile.
     pub profile: Option<String>,
     /// The session.
     pub session: Option<String>,
     /// The user.
     pub user: Option<String>,
-    /// The tool it comes through.
+    /// The tool that the request comes through.
     pub tool: Option<String>,
-    /// When, in milliseconds since the epoch.
+    /// Time of the request, in milliseconds since the epoch.
     pub time_ms: Option<u64>,
-    /// Why the example is there.
+    /// Purpose of the example.
     pub why: Option<String>,
 }
 
-/// How one example went.
+/// Result of one example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExampleResult {
-    /// Where it stands.
+    /// Position of the example in its file.
     pub place: Option<Place>,
-    /// What was asked.
+    /// The command or act of the example.
     pub subject: String,
-    /// What was expected.
+    /// The expected verdict.
     pub expected: Verdict,
-    /// What was decided.
+    /// The actual decision.
     pub decision: Decision,
-    /// Why it failed.
+    /// Reason for a failure.
     pub fault: Option<String>,
 }
 
-/// How a file went.
+/// Result of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExampleReport {
-    /// Each example.
+    /// Result of each example.
     pub results: Vec<ExampleResult>,
-    /// For each rule of the policy, in order, how many examples it spoke of.
+    /// For each rule of the policy, in order, the number of examples that it was about.
     pub spoken: Vec<u64>,
 }
 
 impl ExampleReport {
-    /// The examples that failed.
+    /// Returns the examples that failed.
     pub fn failed(&self) -> impl Iterator<Item = &ExampleResult> {
         self.results.iter().filter(|result| result.fault.is_some())
     }
 
-    /// Adds another file's.
+    /// Adds the results of another file.
     pub fn merge(&mut self, other: Self) {
         self.results.extend(other.results);
         self.spoken.resize(self.spoken.len().max(other.spoken.len()), 0);
@@ -104,13 +102,13 @@ impl ExampleReport {
     }
 }
 
-/// Says what the text of a request shows.
+/// Function that assesses the text of a request.
 pub type Assess<'a> = &'a dyn Fn(&Request) -> Assessment;
 
 /// Runs a file of examples against a policy. `workspace` is absolute.
 ///
 /// # Errors
-/// When the file is none of examples.
+/// An error if the file is not a file of examples.
 pub fn run_examples(
     settings: &Settings,
     file: &Path,
@@ -180,7 +178,7 @@ impl Runner<'_> {
         parsed.map_err(|_| self.wrong("session", format!("`{name}` is no session")))
     }
 
-    /// A plain path where the example runs; of a pattern, what it starts with.
+    /// Returns the working directory of an example; a pattern or an invalid path means the workspace.
     fn cwd(&self, example: &Example) -> PathBuf {
         match example.cwd.as_ref().map(|cwd| cwd.to_string().parse::<crate::text::ConfigPath>()) {
             Some(Ok(path)) => path.resolve(self.settings.home(), self.workspace),

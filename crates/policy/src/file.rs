@@ -1,8 +1,7 @@
-//! What a configuration file may hold, as types. The committed schema and
-//! `docs/configuration.md` are made from them: every doc comment here is read
-//! by users.
+//! Content of a configuration file, as types. The committed schema and `docs/configuration.md` are
+//! generated from them: every doc comment here is read by users.
 //!
-//! Must not know layers: what a layer may not say is refused in `merge`.
+//! Must not know layers: `merge` refuses keys that a layer must not set.
 
 use std::collections::BTreeMap;
 
@@ -24,53 +23,48 @@ use crate::text::{
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConfigFile {
-    /// The profile of runs that name none. Default: `workspace`. A project may
-    /// choose one with fewer powers only.
+    /// The profile of runs that name none. Default: `workspace`. A project may only choose one with fewer
+    /// powers.
     pub profile: Option<ProfileName>,
-    /// When to ask. Default: `on-failure`. A project may choose a stricter one
-    /// only.
+    /// When to ask for approval. Default: `on-failure`. A project may only choose a stricter mode.
     pub approval_mode: Option<ModeName>,
     /// Details of approval modes.
     pub approval: ApprovalSection,
-    /// How long a question waits before silence means no. Default: `120s`. A
-    /// project may only shorten it.
+    /// Time-out for a question; a missing answer counts as no. Default: `120s`. A project may only shorten
+    /// it.
     pub approval_timeout: Option<Milliseconds>,
-    /// Whether a sandbox is insisted on. Default: `auto`. A project may set
-    /// `require` only.
+    /// Whether a sandbox is required. Default: `auto`. A project may only set `require`.
     pub sandbox: Option<SandboxPreference>,
-    /// How strong the sandbox must be. Default: `full`. A project may only
-    /// raise it.
+    /// Required strength of the sandbox. Default: `full`. A project may only raise it.
     pub level: Option<LevelName>,
-    /// Whether a person may be asked to run one command without a sandbox.
-    /// Default: `false`. System and user configuration only.
+    /// Whether a user may be asked to run one command without a sandbox. Default: `false`. System and user
+    /// configuration only.
     pub allow_host: Option<bool>,
     /// A model that gives an opinion on questions.
     pub review: Option<ReviewSection>,
-    /// Who is told what becomes of sandboxes that last.
+    /// Receivers of notices about persistent sandboxes.
     pub notify: Option<NotifySection>,
     /// Profiles by name: new ones, or additions to `read-only` and `workspace`.
     pub profiles: BTreeMap<ProfileKey, ProfileSection>,
-    /// How the rules of this file become one answer. Default: `deny-overrides`.
+    /// Algorithm that combines the rules of this file to one answer. Default: `deny-overrides`.
     pub combining: Combining,
-    /// Rules. Deny outweighs ask, ask outweighs allow, whatever their order and
-    /// file.
+    /// Rules. Deny outweighs ask, ask outweighs allow, whatever their order and file.
     pub rules: Vec<RuleSection>,
 }
 
-/// When to ask.
+/// When to ask for approval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ModeName {
-    /// Ask before every run that is not known to be safe, or to change files of the
-    /// workspace only.
+    /// Ask before every run, unless the run is known to be safe or changes files of the workspace only.
     Untrusted,
-    /// Run in the sandbox; ask when something was refused.
+    /// Run in the sandbox; ask when an operation was refused.
     OnFailure,
-    /// Ask when the request itself asks for more than its profile gives.
+    /// Ask when the request itself asks for more powers than its profile gives.
     OnRequest,
-    /// Never ask: what is not allowed is refused.
+    /// Never ask: an operation that is not allowed is refused.
     Never,
-    /// Per class of power, see `[approval.granular]`.
+    /// Ask per class of power, see `[approval.granular]`.
     Granular,
 }
 
@@ -78,19 +72,18 @@ pub enum ModeName {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ApprovalSection {
-    /// For `approval_mode = "granular"`: what may be asked about. What is not
-    /// named is refused without a question.
+    /// For `approval_mode = "granular"`: the classes that may be asked about. A class that is not named is
+    /// refused without a question.
     pub granular: Option<GranularMode>,
 }
 
-/// How strong the sandbox must be.
+/// Required strength of the sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LevelName {
-    /// Namespaces, a root of its own, Landlock, seccomp.
+    /// Namespaces, a private root, Landlock, seccomp.
     Full,
-    /// Landlock and seccomp only: for containers and hosts without user
-    /// namespaces.
+    /// Landlock and seccomp only: for containers and hosts without user namespaces.
     Restricted,
 }
 
@@ -98,68 +91,60 @@ pub enum LevelName {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProfileSection {
-    /// The profile it adds to. Default: `workspace`. Not allowed on a profile
-    /// that exists already, and never `host`.
+    /// The profile that this one adds to. Default: `workspace`. Not allowed on a profile that already
+    /// exists, and never `host`.
     pub extends: Option<ProfileName>,
     /// Directories or files that may be written. Not in project configuration.
     pub write: Vec<ConfigPath>,
     /// Directories or files that cannot be read.
     pub hide: Vec<ConfigPath>,
-    /// Paths that can be read although a hidden directory holds them, or that
-    /// are no longer hidden. Not in project configuration.
+    /// Paths that can be read although a hidden directory contains them, or that are no longer hidden. Not
+    /// in project configuration.
     pub reveal: Vec<ConfigPath>,
-    /// Names that cannot be written or created in any writable directory, added
-    /// to the built-in ones.
+    /// Names that cannot be written or created in any writable directory, in addition to the built-in ones.
     pub protect: Vec<ProtectedName>,
-    /// Unix sockets of the host that may be connected to. Not in project
-    /// configuration.
+    /// Unix sockets of the host that the run may connect to. Not in project configuration.
     pub sockets: Vec<ConfigPath>,
-    /// Whether what is written in the workspace waits in a stage until somebody
-    /// commits or discards it. A project may only say `true`.
+    /// Whether writes to the workspace wait in a stage until a user commits or discards them. A project may
+    /// only set `true`.
     pub stage: Option<bool>,
-    /// Whether what a run changes in the workspace is kept first, so that
-    /// `stockade undo` can put it back. What cannot be kept is not changed. A project
-    /// may only say `true`.
+    /// Whether data that a run changes in the workspace is saved first, so that `stockade undo` can restore
+    /// it. Data that cannot be saved is not changed. A project may only set `true`.
     pub undo: Option<bool>,
-    /// Most bytes that are kept of one run for undo, e.g. `4GiB`. Default: `1GiB`. A
-    /// project may only lower it.
+    /// Most bytes of undo data for one run, e.g. `4GiB`. Default: `1GiB`. A project may only lower it.
     pub undo_bytes: Option<Bytes>,
-    /// Whether the caches and package stores of tools are written in private layers
-    /// of the workspace, which last between runs. Default: `true` in `workspace`. A
-    /// project may only say `false`.
+    /// Whether the caches and package stores of tools are written in private layers of the workspace, which
+    /// persist between runs. Default: `true` in `workspace`. A project may only set `false`.
     pub caches: Option<bool>,
-    /// Programs that are not simply run, in the whole tree of a run.
+    /// Programs that need approval or are refused, in the whole process tree of a run.
     pub exec: ExecSection,
     /// Variables.
     pub env: EnvSection,
     /// Limits. A project may only lower them.
     pub limits: LimitsSection,
-    /// What may be reached, and how.
+    /// Rules for connections through the egress proxy.
     pub egress: EgressSection,
 }
 
-/// Programs that are asked about or refused when a run starts them, at any depth;
-/// the command itself is not, it was agreed to. An entry is
-/// `PROGRAM [ARGUMENT...]`: `git push`, `/usr/bin/ssh`, `python* -m pip`. What
-/// this can promise, and what not, stands in SECURITY.md.
+/// Programs that are asked about or refused when a run starts them, at any depth. The command itself is
+/// excluded, because it was already approved. An entry is `PROGRAM [ARGUMENT...]`: `git push`,
+/// `/usr/bin/ssh`, `python* -m pip`. SECURITY.md describes the guarantees and their limits.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExecSection {
-    /// Programs that are asked about, unless `exec PATH` was granted. Where
-    /// nobody can be asked they are refused.
+    /// Programs that are asked about, unless `exec PATH` was granted. They are refused if no approver can
+    /// be asked.
     pub ask: Vec<ProgramPattern>,
     /// Programs that are refused, whatever was granted.
     pub deny: Vec<ProgramPattern>,
 }
 
-/// Variables. Within one file `drop` outweighs `pass`; a later file outweighs
-/// an earlier one.
+/// Variables. Within one file `drop` outweighs `pass`; a later file outweighs an earlier one.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EnvSection {
-    /// Variables of the caller that pass. A name written out passes although a
-    /// pattern in `drop` of an earlier file covers it. Not in project
-    /// configuration.
+    /// Variables of the caller that pass. An exact name passes although a pattern in `drop` of an earlier
+    /// file covers it. Not in project configuration.
     pub pass: Vec<PassPattern>,
     /// Variables that do not pass.
     pub drop: Vec<DropPattern>,
@@ -175,33 +160,33 @@ pub struct LimitsSection {
     pub wall: Option<Milliseconds>,
     /// Processor time of all processes together, e.g. `2h`.
     pub cpu_time: Option<Milliseconds>,
-    /// Processors in use at once, e.g. `1.5`.
+    /// Processors in use at one time, e.g. `1.5`.
     pub cpus: Option<Processors>,
     /// Memory of all processes together, without swap, e.g. `16GiB`.
     pub memory: Option<MemoryBytes>,
-    /// Processes and threads at once.
+    /// Processes and threads at one time.
     #[schemars(range(min = 1))]
     pub processes: Option<u64>,
     /// Bytes written to disk, e.g. `50GiB`.
     pub disk: Option<Bytes>,
-    /// Files, directories and links made, less those removed.
+    /// Files, directories and links created, less those removed.
     #[schemars(range(min = 1))]
     pub inodes: Option<u64>,
-    /// Bytes read, and bytes written, in a second, e.g. `200MiB`.
+    /// Bytes read, and bytes written, per second, e.g. `200MiB`.
     pub io: Option<Bytes>,
     /// Open descriptors of one process.
     #[schemars(range(min = 16))]
     pub open_files: Option<u64>,
     /// Size of one file, e.g. `10GiB`.
     pub file_size: Option<Bytes>,
-    /// Private temp, e.g. `2GiB`.
+    /// Size of the private temporary directory, e.g. `2GiB`.
     pub temp: Option<Bytes>,
-    /// What is kept of each output stream when output is captured, e.g. `1MiB`.
+    /// Size of the kept part of each output stream when output is captured, e.g. `1MiB`.
     pub output: Option<Bytes>,
 }
 
 impl LimitsSection {
-    /// The limits it sets.
+    /// Returns the limits of the section.
     pub fn limits(&self) -> Limits {
         Limits {
             wall_ms: self.wall.map(|v| v.0),
@@ -220,7 +205,7 @@ impl LimitsSection {
     }
 }
 
-/// How the rules of one file become one answer. Files are always combined by
+/// Algorithm that combines the rules of one file to one answer. Files are always combined by
 /// `deny-overrides`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -228,174 +213,166 @@ pub enum Combining {
     /// The strictest of all rules that apply, whatever their order.
     #[default]
     DenyOverrides,
-    /// The same answer; where several rules give it, the first of them is the
-    /// one that is named and whose profile is used.
+    /// The same answer; if several rules give it, the first of them is reported and its profile is used.
     OrderedDenyOverrides,
-    /// The first rule that applies to a command, from the top. A later `deny`
-    /// of this file does not count then; those of other files do.
+    /// The first rule that applies to a command, from the top. A later `deny` of this file has no effect
+    /// then; those of other files have.
     FirstApplicable,
 }
 
-/// A rule. It speaks of commands (`prefix`, `glob`, `options`, `facts`), of tool
-/// calls (`tool`), of file changes (`files`) or of network access (`hosts`);
-/// one that names none of them speaks of everything. What is given must all
-/// hold.
+/// A rule. Its subject is commands (`prefix`, `glob`, `options`, `facts`), tool calls (`tool`), file
+/// changes (`files`) or network access (`hosts`). A rule that names none of them is about everything. All
+/// given conditions must hold.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RuleSection {
-    /// A name for it, shown where it decides, e.g. `no-push`.
+    /// Name of the rule, shown if the rule decides, e.g. `no-push`.
     pub name: Option<RuleName>,
-    /// The program and the arguments it must start with, word for word, e.g.
-    /// `["git", "push"]`. A list in place of a word means any of its words:
-    /// `["npm", ["ci", "install"]]`.
+    /// The program and the start of its arguments, word for word, e.g. `["git", "push"]`. A list instead of
+    /// a word means any of its words: `["npm", ["ci", "install"]]`.
     #[serde(default)]
     pub prefix: Vec<Word>,
-    /// The whole command, words joined by blanks, `*` for anything; any of the
-    /// list must match, e.g. `["git * main"]`. Words with blanks count as
-    /// quoted with `'`.
+    /// The whole command, words joined by blanks, `*` for any text; any entry of the list must match, e.g.
+    /// `["git * main"]`. Words with blanks count as quoted with `'`.
     #[serde(default)]
     pub glob: Vec<String>,
     /// Options, in any order.
     #[serde(default)]
     pub options: OptionsSection,
-    /// What the text of the command shows.
+    /// Facts that the text of the command shows.
     #[serde(default)]
     pub facts: FactsSection,
-    /// Names of tools, `*` for anything: of a tool call, or of the tool that a
-    /// command came through.
+    /// Names of tools, `*` for any text: the tool of a tool call, or the tool that a command came through.
     #[serde(default)]
     pub tool: Vec<String>,
-    /// Arguments of a tool call by name (`a.b` for one within another), each
-    /// with the texts it may be, `*` for anything.
+    /// Arguments of a tool call by name (`a.b` for a nested argument), each with its allowed texts, `*` for
+    /// any text.
     #[serde(default)]
     pub arguments: BTreeMap<String, Vec<String>>,
     /// Files that are changed or read other than by a command, e.g. by a patch.
     #[serde(default)]
     pub files: Vec<PathPattern>,
-    /// What is done to the files. Default: anything but `read`.
+    /// Operations on the files. Default: all but `read`.
     #[serde(default)]
     pub operations: Vec<FileOperation>,
     /// Hosts that are connected to, e.g. `["*.example.com:443", "@github"]`.
     #[serde(default)]
     pub hosts: Vec<HostEntry>,
-    /// Where it runs: in one of these directories.
+    /// Working directory: one of these directories.
     #[serde(default)]
     pub cwd: Vec<PathPattern>,
-    /// Who runs it: one of these users, by name.
+    /// User of the run: one of these users, by name.
     #[serde(default)]
     pub user: Vec<String>,
-    /// For which session, `*` for anything.
+    /// Session of the run, `*` for any text.
     #[serde(default)]
     pub session: Vec<String>,
-    /// When: in one of these times.
+    /// Time of the run: in one of these time windows.
     #[serde(default)]
     pub time: Vec<TimeWindow>,
-    /// What becomes of it: `allow` runs it without a question in its sandbox,
-    /// `ask` asks, `deny` refuses. A project may use `ask` and `deny` only.
+    /// Effect of the rule: `allow` runs the command without a question in its sandbox, `ask` asks, `deny`
+    /// refuses. A project may only use `ask` and `deny`.
     pub effect: Verdict,
-    /// Why; shown to the person and to the agent.
+    /// Reason for the rule; shown to the user and to the agent.
     pub justification: String,
-    /// The profile to run with. A project may name one with fewer powers only.
+    /// The profile to run with. A project may only name one with fewer powers.
     pub profile: Option<ProfileName>,
-    /// Powers added where it is allowed or agreed to, e.g.
-    /// `["connect github.com:443", "@npm"]`; `~/` and `./` may start a path, and a
-    /// shipped group of hosts stands for each of them. Beside
-    /// `hosts`: secrets for these, e.g. `["secret github to ghe.example.com:443"]`.
-    /// Not in project configuration.
+    /// Powers that are added if the command is allowed or approved, e.g.
+    /// `["connect github.com:443", "@npm"]`. A path may start with `~/` or `./`, and a shipped group of
+    /// hosts means each host of it. Beside `hosts`: secrets for these hosts, e.g.
+    /// `["secret github to ghe.example.com:443"]`. Not in project configuration.
     #[serde(default)]
     pub grants: Vec<GrantEntry>,
-    /// Who may agree where it asks. Default: `any`.
+    /// Approvers that may agree if the rule asks. Default: `any`.
     pub approver: Option<ApproverName>,
-    /// Limits that hold for it; those of the profile where they are lower.
+    /// Limits for the command, if they are lower than those of the profile.
     #[serde(default)]
     pub limits: LimitsSection,
-    /// Who agreed to it and when, where an answer wrote it.
+    /// Source of the rule, if an answer wrote it: the approver and the time.
     pub provenance: Option<ProvenanceSection>,
-    /// What the rule must match; checked whenever the file is read. Commands as
-    /// one types them, `NAME {"argument": "..."}` for tool calls, `write ./path`
-    /// for files, `host:port` for hosts. Facts, directory, user, session and
-    /// time are taken to fit.
+    /// Examples that the rule must match; checked whenever the file is read. Commands as a user types them,
+    /// `NAME {"argument": "..."}` for tool calls, `write ./path` for files, `host:port` for hosts. Facts,
+    /// directory, user, session and time are assumed to match.
     #[serde(default, rename = "match")]
     pub matches: Vec<String>,
-    /// What the rule must not match; checked whenever the file is read.
+    /// Examples that the rule must not match; checked whenever the file is read.
     #[serde(default)]
     pub not_match: Vec<String>,
 }
 
-/// Options of a command. `-rf` has `-r` and `-f`, `--force=x` has `--force`;
-/// what stands after `--` is no option. Where it is uncertain whether an option
-/// is there (`--forc`, `-xf`), the answer is the careful one.
+/// Options of a command. `-rf` has `-r` and `-f`, `--force=x` has `--force`; a word after `--` is not an
+/// option. If it is uncertain whether an option is present (`--forc`, `-xf`), the answer is the cautious one.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptionsSection {
-    /// Each of these must be there; of a list in place of a word, any.
+    /// Each of these must be present; of a list instead of a word, any.
     pub present: Vec<Word>,
-    /// None of these may be there.
+    /// None of these may be present.
     pub absent: Vec<Word>,
 }
 
-/// What the text of a command shows. `ask` and `deny` apply where one entry of
-/// each list fits, `allow` only where everything of that kind is covered.
+/// Facts that the text of a command shows. `ask` and `deny` apply if one entry of each list matches,
+/// `allow` only if all facts of that kind are covered.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct FactsSection {
-    /// It reads these paths; `outside-workspace` for all beyond it.
+    /// The command reads these paths; `outside-workspace` for all paths outside the workspace.
     pub reads: Vec<PathFact>,
-    /// It creates or changes these paths; `outside-workspace` for all beyond it.
+    /// The command creates or changes these paths; `outside-workspace` for all paths outside the workspace.
     pub writes: Vec<PathFact>,
-    /// It removes these paths; `outside-workspace` for all beyond it.
+    /// The command removes these paths; `outside-workspace` for all paths outside the workspace.
     pub deletes: Vec<PathFact>,
-    /// It starts these programs, `*` for anything.
+    /// The command starts these programs, `*` for any text.
     pub executes: Vec<String>,
-    /// It reaches these hosts; `*` also means a host that is not known.
+    /// The command connects to these hosts; `*` also means an unknown host.
     pub network: Vec<HostEntry>,
-    /// Whether it reads what looks like a secret.
+    /// Whether the command reads a path or value that looks like a secret.
     pub secrets: Option<bool>,
-    /// Whether it wants more privilege than the caller has.
+    /// Whether the command requests more privilege than the caller has.
     pub privilege: Option<bool>,
-    /// Codes of findings, `*` for anything, e.g. `fetch-and-run`.
+    /// Codes of findings, `*` for any text, e.g. `fetch-and-run`.
     pub findings: Vec<String>,
 }
 
-/// What is done to a file.
+/// Operation on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FileOperation {
-    /// Its content is looked at.
+    /// The content of the file is read.
     Read,
-    /// It is there and changes.
+    /// An existing file is changed.
     Write,
-    /// It comes into being.
+    /// The file is created.
     Create,
-    /// It is removed.
+    /// The file is removed.
     Delete,
 }
 
-/// Who may agree.
+/// Approvers that may agree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ApproverName {
-    /// Whoever is asked, and a caller that agreed already.
+    /// Any approver, and a caller that already agreed.
     #[default]
     Any,
-    /// A person, whatever a caller agreed to.
+    /// A user, whatever a caller agreed to.
     Person,
 }
 
-/// Where a rule came from that nobody wrote by hand.
+/// Source of a rule that was not written by hand.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProvenanceSection {
-    /// Who agreed, or what it was imported from.
+    /// The approver, or the source of an import.
     pub by: String,
-    /// When, e.g. `2026-11-20T10:00:00Z`.
+    /// Time, e.g. `2026-11-20T10:00:00Z`.
     pub at: Option<String>,
-    /// During which request.
+    /// The request of the answer.
     pub request: Option<String>,
 }
 
 impl ModeName {
-    /// The mode; `None` for `granular` without classes.
+    /// Returns the mode; `None` for `granular` without classes.
     pub(crate) fn with(self, classes: Option<GranularMode>) -> Option<ApprovalMode> {
         match self {
             Self::Untrusted => Some(ApprovalMode::Untrusted),
@@ -408,7 +385,7 @@ impl ModeName {
 }
 
 impl EnvSection {
-    /// The first name in `set` that is no variable's name.
+    /// Returns the first name in `set` that is not a valid variable name.
     pub(crate) fn malformed_name(&self) -> Option<&str> {
         self.set.keys().map(String::as_str).find(|name| name.parse::<VariableName>().is_err())
     }

@@ -1,8 +1,7 @@
-//! `policy fmt`: one layout for configuration files. Comments stay, values stay,
-//! order stays; what changes is blanks, blank lines and how lists are broken.
+//! `policy fmt`: one layout for configuration files. Comments, values and order are kept; blanks, blank
+//! lines and the line breaks of lists change.
 //!
-//! Must not change meaning: a text that would mean something else afterwards is
-//! an error.
+//! Must not change the meaning: a text that would have another meaning afterwards is an error.
 
 use std::path::Path;
 
@@ -15,10 +14,10 @@ use crate::parse::parse;
 /// Widest line of a list, in characters.
 const LINE_WIDTH: usize = 100;
 
-/// The text in the one layout.
+/// Returns the text in the standard layout.
 ///
 /// # Errors
-/// When it is no configuration file.
+/// An error if the text is not a configuration file.
 pub fn format(file: &Path, source: &str) -> Result<String, ConfigError> {
     parse::<ConfigFile>(file, source)?;
     let wrong = |error: toml_edit::TomlError| ConfigError::new(file, None, error.message().to_owned());
@@ -36,7 +35,7 @@ pub fn format(file: &Path, source: &str) -> Result<String, ConfigError> {
     Ok(text)
 }
 
-/// The comments of a decoration, a line each, one blank line between groups.
+/// Returns the comments of a decoration, one per line, with one blank line between groups.
 fn comments(raw: &RawString) -> String {
     let mut text = String::new();
     let mut blank = false;
@@ -59,7 +58,7 @@ fn above(decor: &Decor) -> String {
     decor.prefix().map(comments).unwrap_or_default()
 }
 
-/// A comment behind a value stays behind it.
+/// Returns the comment after a value, which stays there.
 fn behind(decor: &Decor) -> String {
     let text = decor.suffix().and_then(RawString::as_str).unwrap_or_default().trim();
     if text.is_empty() { String::new() } else { format!(" {text}") }
@@ -79,7 +78,7 @@ fn table(table: &mut Table, first: &mut bool) {
                 *first = false;
             }
             Item::Table(inner) if inner.is_dotted() => {
-                // What stands above is the last part's.
+                // A comment above a dotted key belongs to the last part.
                 key.dotted_decor_mut().clear();
                 self::table(inner, first);
             }
@@ -117,7 +116,7 @@ fn value_layout(value: &mut Value, before: usize) {
     }
 }
 
-/// On one line where it fits and holds no comment, otherwise a line each.
+/// Writes a list on one line if it fits and contains no comment, otherwise one entry per line.
 fn array(list: &mut Array, before: usize) {
     let has_comment = |decor: &Decor| {
         [decor.prefix(), decor.suffix()].iter().flatten().any(|raw| raw.as_str().is_some_and(|text| text.contains('#')))

@@ -1,11 +1,10 @@
-//! Globs: over text, where `*` stands for anything, and over paths, where it
-//! stays within one name. No state, no allocation, linear in the product of the
-//! lengths.
+//! Globs: over text, in which `*` matches any text, and over paths, in which `*` stays within one name. No
+//! state; linear in the product of the lengths.
 
 pub(crate) use stockade_model::text_matches;
 
-/// True where `pattern` matches all of one name: `*` any text, `?` one
-/// character, everything else itself.
+/// Returns whether `pattern` matches all of one name: `*` matches any text, `?` one character, every other
+/// character itself.
 pub(crate) fn name_matches(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
     let (mut p, mut n) = (0, 0);
@@ -26,14 +25,13 @@ pub(crate) fn name_matches(pattern: &str, name: &str) -> bool {
     pattern[p..].iter().all(|c| *c == '*')
 }
 
-/// True where the parts of a pattern match a path's, or those of a directory
-/// above it: naming a directory covers what lies in it. `**` stands for any
-/// number of parts, none included. At the end of a pattern it is a `*`: what
-/// lies in a directory, but not the directory.
+/// Returns whether the parts of a pattern match those of a path or of a parent directory: a pattern for a
+/// directory covers its content. `**` matches any number of parts, including none. At the end of a pattern
+/// it is like `*`: it matches the content of a directory, but not the directory.
 pub(crate) fn parts_cover(pattern: &[&str], path: &[&str]) -> bool {
     let last = pattern.len().saturating_sub(1);
     let wanted = |i: usize| if i == last && pattern[i] == "**" { "*" } else { pattern[i] };
-    // `reached[i]`: the first `i` parts of the pattern match what was read.
+    // `reached[i]`: the first `i` parts of the pattern match the parts read so far.
     let mut reached = vec![false; pattern.len() + 1];
     reached[0] = true;
     for part in path {
@@ -42,7 +40,7 @@ pub(crate) fn parts_cover(pattern: &[&str], path: &[&str]) -> bool {
         }
         let mut next = vec![false; pattern.len() + 1];
         for i in 0..pattern.len() {
-            // A `**` that takes nothing.
+            // A `**` that matches no part.
             reached[i + 1] |= reached[i] && wanted(i) == "**";
             if reached[i] {
                 next[i] |= wanted(i) == "**";

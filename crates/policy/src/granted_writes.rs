@@ -1,33 +1,32 @@
-//! Text that writes where something runs later, and the person has granted just that: the
-//! grant was the yes. Must not know modes or voices.
+//! Commands that write files which run code later, if the user has granted exactly this write: the grant is
+//! the consent. Must not know modes or statements of other sources.
 
 use std::path::Path;
 
 use stockade_model::{Assessment, Capability, Command, Finding, Grant, Impact, Request, Tier};
 
-/// What the classifier says of such a write.
+/// Code of the classifier's finding for such a write.
 const PERSISTENCE: &str = "persistence";
-/// Programs that do nothing else about it than to write the file that is named.
+/// Programs that only write the named file.
 const WRITERS: &[&str] =
     &["cat", "chmod", "cp", "echo", "install", "ln", "mkdir", "mv", "printf", "rm", "sed", "tee", "touch", "truncate"];
 
 /// Programs that run a script which was read with the command.
 const SHELLS: &[&str] = &["bash", "dash", "sh"];
-/// What it may say of a command that writes a hook besides, without telling of anything else that
-/// is done.
+/// Other findings of a command that writes a hook, which report no further action.
 const BESIDE_HOOK: &[&str] =
     &["beyond-workspace", "changes-files", "nested-shell", "weakens-protection", "writes-file", "writing-option"];
 
-/// What it says of a setting of a repository that names a program.
+/// Code of the finding for a setting of a repository that names a program.
 const CONFIGURES: &str = "configures-program";
-/// What it may say of such a command besides, without telling of anything else that is done.
+/// Other findings of such a command, which report no further action.
 const BESIDE_CONFIGURES: &[&str] =
     &["changes-repository", "repository-configuration", "unknown-operand", "writing-option"];
 
-/// The assessment without what the person's own grants say yes to; none where they do not say
-/// it of every file that is written, or where something else than a writer is run.
+/// Returns the assessment without the findings that the user's own grants permit. Returns `None` if a
+/// written file is not granted, or if a program other than a writer is run.
 pub(crate) fn without_granted(assessment: &Assessment, request: &Request) -> Option<Assessment> {
-    // What was only asked for is no yes.
+    // A power that was only requested is no consent.
     let own = request.grants.iter().filter(|grant| !request.requested.contains(grant));
     let roots: Vec<&Path> =
         own.filter_map(|grant| if let Grant::Write(root) = grant { Some(root.as_path()) } else { None }).collect();
@@ -57,9 +56,9 @@ fn writes_granted_files(assessment: &Assessment, roots: &[&Path]) -> bool {
     })
 }
 
-/// The settings file of a repository in the workspace that a single `git config` writes, which sets
-/// a program there. A yes to the command is one to writing it: what would be asked about next is
-/// the same. Nothing else may run with that power, so that a second command is asked about again.
+/// Returns the settings file of a repository in the workspace, if a single `git config` writes it and sets
+/// a program there. Consent to the command is consent to the write, because the next question would be the
+/// same. No other command may run with that power, so that a second command is asked about again.
 pub fn configured_files(request: &Request, assessment: &Assessment) -> Vec<Grant> {
     let is_single = match &request.command {
         Command::Argv(_) => true,
@@ -82,9 +81,9 @@ pub fn configured_files(request: &Request, assessment: &Assessment) -> Vec<Grant
     roots.into_iter().map(|path| Grant::Write(path.to_owned())).collect()
 }
 
-/// The hooks of repositories in the workspace that a command writes which runs nothing but writers,
-/// and writes nothing else. A yes to the command is one to writing them, because what would be
-/// asked about next is the same. Nothing that runs with that power does more than the text shows.
+/// Returns the hooks of repositories in the workspace that a command writes, if the command runs only
+/// writers and writes nothing else. Consent to the command is consent to the writes, because the next
+/// question would be the same. No program that runs with that power does more than the text shows.
 pub fn written_hooks(request: &Request, assessment: &Assessment) -> Vec<Grant> {
     let workspace = request.workspace.as_path();
     let is_hook =
@@ -105,8 +104,8 @@ pub fn written_hooks(request: &Request, assessment: &Assessment) -> Vec<Grant> {
     if is_plain && is_told { hooks } else { Vec::new() }
 }
 
-/// True where git writes a setting into files that were granted by their own names, and the
-/// text shows nothing else.
+/// Returns whether git writes a setting into files that were granted by their own names, and the text shows
+/// no other action.
 fn configures_granted_file(assessment: &Assessment, roots: &[&Path]) -> bool {
     let is_beside = |code: &str| code == CONFIGURES || BESIDE_CONFIGURES.contains(&code);
     let mut writes = false;

@@ -1,7 +1,6 @@
-//! The shipped groups of hosts, read from `policies/groups.toml` when a
-//! configuration first names one.
+//! The shipped groups of hosts, read from `policies/groups.toml` when a configuration first names one.
 //!
-//! Must not know what a group is used for.
+//! Must not know the use of a group.
 
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -11,18 +10,18 @@ use stockade_model::{Target, TargetPattern};
 
 const TEXT: &str = include_str!("../../../policies/groups.toml");
 
-/// Hosts that belong together.
+/// A group of related hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostGroup {
-    /// Its name, without `@`.
+    /// Name of the group, without `@`.
     pub name: String,
-    /// What it is, in one line, and where whoever is reached can be sent to.
+    /// Description in one line, including hosts of the group that can also receive data.
     pub summary: String,
-    /// The groups that it stands for, without `@`.
+    /// The groups that this one includes, without `@`.
     pub groups: Vec<String>,
-    /// The hosts, each with its ports: its own and those of its groups, each once.
+    /// The hosts, each with its ports: those of the group and of the included groups, each once.
     pub hosts: Vec<TargetPattern>,
-    /// Where it is said that it is these.
+    /// Documentation that lists these hosts.
     pub source: String,
 }
 
@@ -32,7 +31,7 @@ struct File {
     group: Vec<Section>,
 }
 
-/// A group as the file has it.
+/// A group in its file form.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Section {
@@ -45,8 +44,7 @@ struct Section {
     source: String,
 }
 
-/// Reads a file of groups. A group stands only for groups above it, so that none
-/// stands for itself.
+/// Reads a file of groups. A group may only include groups above it, so that none includes itself.
 fn read(text: &str) -> Result<Vec<HostGroup>, String> {
     let file = toml::from_str::<File>(text).map_err(|error| error.to_string())?;
     let mut all: Vec<HostGroup> = Vec::with_capacity(file.group.len());
@@ -66,21 +64,21 @@ fn read(text: &str) -> Result<Vec<HostGroup>, String> {
     Ok(all)
 }
 
-/// Every group there is.
+/// Returns every group.
 pub fn host_groups() -> &'static [HostGroup] {
     static GROUPS: OnceLock<Vec<HostGroup>> = OnceLock::new();
-    // The text is this repository's own and a test reads it; were it broken, no
-    // group would be known, and a configuration that names one would be refused.
+    // The text is part of this repository, and a test reads it. If it were broken, no group would be known,
+    // and a configuration that names one would be refused.
     GROUPS.get_or_init(|| read(TEXT).unwrap_or_default())
 }
 
-/// The group of this name, without `@`.
+/// Returns the group of this name, without `@`.
 pub(crate) fn group(name: &str) -> Option<&'static HostGroup> {
     host_groups().iter().find(|group| group.name == name)
 }
 
-/// The groups that list this host on this port, those with the fewest hosts first.
-/// A host that a wildcard of the group covers counts; a name beneath it does not.
+/// Returns the groups that list this host on this port, those with the fewest hosts first. A host that a
+/// wildcard of the group covers counts; a name beneath it does not.
 pub fn groups_with(target: &Target) -> Vec<&'static HostGroup> {
     let exactly = TargetPattern::exactly(target);
     let mut all: Vec<&HostGroup> =
@@ -114,8 +112,8 @@ mod tests {
         }
     }
 
-    /// Methods are read only where a profile looks into the traffic: what a tool fetches
-    /// from can be sent to, and its summary says so.
+    /// Methods are only known if a profile inspects the traffic. A host that a tool fetches from can also
+    /// receive data, and the summary must mention this.
     #[test]
     fn groups_of_tools_say_where_they_send() {
         for name in ["git", "cargo", "python", "node", "go", "java"] {

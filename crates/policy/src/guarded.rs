@@ -1,9 +1,8 @@
-//! Places that no hint, suggestion or rule of an answer names: credentials, and what
-//! belongs to the system. A person may still give a power over them, by name.
+//! Guarded places, which no hint, suggestion or rule of an answer names: credentials and parts of the
+//! system. A user may still give a power over them, by name.
 //!
-//! The data is `policies/guarded.toml` and `policies/credentials.toml`. The answer is about
-//! names; files are not looked at, but the links on the way to them where mounts may give
-//! other names.
+//! The data is `policies/guarded.toml` and `policies/credentials.toml`. Only names are compared, not files.
+//! Symbolic links on the way are resolved if mounts may give other names.
 
 use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
@@ -18,8 +17,8 @@ use crate::shipped::credential_groups;
 
 const SOURCE: &str = include_str!("../../../policies/guarded.toml");
 
-/// The data, read once; nothing where it cannot be read, and then every place counts as
-/// guarded. The tests hold it readable.
+/// The data, read once; `None` if it cannot be read, and then every place counts as guarded. Tests check
+/// that it can be read.
 static PLACES: LazyLock<Option<Vec<Entry>>> =
     LazyLock::new(|| toml::from_str::<GuardedFile>(SOURCE).ok().map(|file| file.place));
 
@@ -34,7 +33,7 @@ struct GuardedFile {
 struct Entry {
     #[serde(default)]
     paths: Vec<String>,
-    /// Beneath `paths`, and not meant.
+    /// Exceptions beneath `paths`.
     #[serde(default)]
     except: Vec<String>,
     #[serde(default)]
@@ -44,19 +43,19 @@ struct Entry {
     socket_names: Vec<String>,
     #[serde(default)]
     hosts: Vec<String>,
-    /// Whether the list of credentials knows better.
+    /// True if an entry of the list of credentials is more specific.
     #[serde(default)]
     general: bool,
     what: String,
     instead: String,
 }
 
-/// Why a power is never suggested, and what to do instead.
+/// Reason why a power is never suggested, and an alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuardedPlace {
-    /// What the power is over, e.g. `the accounts of this system`.
+    /// Object of the power, e.g. `the accounts of this system`.
     pub what: String,
-    /// What to do instead.
+    /// Advice for an alternative.
     pub instead: String,
 }
 
@@ -66,8 +65,8 @@ impl std::fmt::Display for GuardedPlace {
     }
 }
 
-/// Says whether a power is over credentials or over a part of the system: then nothing
-/// suggests it, and an answer about it reaches this time only.
+/// Returns the place if a power is over credentials or over a part of the system. Then no hint suggests the
+/// power, and an answer about it applies this time only.
 pub fn guarded_place(power: &Grant, home: &Path) -> Option<GuardedPlace> {
     let Some(places) = PLACES.as_ref() else {
         let (what, instead) = ("a place that could not be looked up".to_owned(), "name the power yourself".to_owned());
@@ -86,11 +85,11 @@ pub fn guarded_place(power: &Grant, home: &Path) -> Option<GuardedPlace> {
 }
 
 impl Settings {
-    /// As [`guarded_place`], under every path that the mounts of the host give it.
+    /// Like [`guarded_place`], for every path that the mounts of the host give.
     pub fn guarded_place(&self, power: &Grant) -> Option<GuardedPlace> {
         guarded_place(power, self.home()).or_else(|| {
             let (Grant::Read(path) | Grant::Write(path) | Grant::Socket(path)) = power else { return None };
-            // Without the mounts nothing runs.
+            // Without the mount table no command runs.
             let others = self.mounts.as_ref().ok()?.other_paths([path.as_path()]).ok()?;
             others.into_iter().find_map(|other| guarded_place(&with_path(power, other.path), self.home()))
         })
@@ -105,15 +104,15 @@ fn with_path(power: &Grant, path: PathBuf) -> Grant {
     }
 }
 
-/// The reason of the shipped list that names histories.
+/// Reason of the entry for histories in the shipped list.
 const HISTORIES: &str = "histories hold secrets that were typed";
-/// How the reason of the shipped list begins that names settings of package registries.
+/// Start of the reason for settings of package registries in the shipped list.
 const REGISTRIES: &str = "tokens of package registries";
-/// The files through which `less` and `vim` write theirs anew, beside them.
+/// Temporary files beside the history, through which `less` and `vim` rewrite theirs.
 const HISTORIES_IN_WRITING: &[&str] = &[".lesshsQ", ".lesshsT", ".viminf?.tmp"];
 
-/// Whether a path is a history of what a person typed, or the file with which a program
-/// replaces it. No program needs it for its work, so nobody is asked about it.
+/// Returns whether a path is a history of user input, or the file with which a program replaces it. No
+/// program needs it for its work, so the user is not asked about it.
 pub fn is_history(path: &Path, home: &Path) -> bool {
     let Ok(name) = path.strip_prefix(home) else { return false };
     let is_in_writing = |pattern: &&str| name.to_str().is_some_and(|name| name_matches(pattern, name));
@@ -126,8 +125,8 @@ pub fn is_history(path: &Path, home: &Path) -> bool {
     HISTORIES_IN_WRITING.iter().any(is_in_writing) || listed.any(|entry| name.starts_with(entry) || is_beside(entry))
 }
 
-/// Whether a path is settings of a package registry, which tools read at each start and do
-/// well without: where a command fails, that is seldom why.
+/// Returns whether a path is a settings file of a package registry. Tools read these at each start and work
+/// without them, so they are seldom the cause of a failed command.
 pub fn is_registry_settings(path: &Path, home: &Path) -> bool {
     let Ok(name) = path.strip_prefix(home) else { return false };
     let listed = credential_groups().iter().filter(|(_, reason)| reason.starts_with(REGISTRIES));
@@ -136,14 +135,15 @@ pub fn is_registry_settings(path: &Path, home: &Path) -> bool {
         .any(|entry| entry.strip_prefix("~/").is_some_and(|entry| name == Path::new(entry)))
 }
 
-/// The advice for a power that was refused, where no grant may be suggested: it is over a
-/// guarded place, it reveals what is hidden, or it takes a secret to another host.
+/// Returns the advice for a refused power if no grant may be suggested: the power is over a guarded place,
+/// reveals a hidden path, or sends a secret to another host.
 pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
     if let Some(place) = guarded_place(power, home) {
         return Some(place.to_string());
     }
     match power {
-        // Not seen there is not hidden: what is hidden there nobody is told of.
+        // A path in a private tree of the run is invisible, but need not be hidden by the configuration.
+        // For a hidden path there, no advice is given either.
         Grant::Read(path) if OWN_TREES.iter().any(|tree| path.starts_with(tree)) => None,
         Grant::Read(path) => Some(format!(
             "`{}` is hidden from runs by the configuration; do what needs it yourself, outside, or take it out of \
@@ -163,7 +163,7 @@ pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
     }
 }
 
-/// Credentials of the shipped list, and the home directory as a whole, which holds them.
+/// Finds credentials of the shipped list, or the whole home directory, which contains them.
 fn credentials(power: &Grant, home: &Path, listed: impl Fn(&str) -> bool) -> Option<GuardedPlace> {
     let (Grant::Read(path) | Grant::Write(path) | Grant::Socket(path)) = power else { return None };
     if home.starts_with(path) {
@@ -187,7 +187,7 @@ impl Entry {
         match power {
             Grant::Read(path) | Grant::Write(path) => {
                 let is_in = |list: &[String]| list.iter().any(|pattern| is_beneath(pattern, path));
-                // A directory around a part of the system is as good as the part.
+                // A directory that contains a part of the system counts like the part.
                 let is_around = |pattern: &String| !pattern.contains('*') && Path::new(pattern).starts_with(path);
                 (is_in(&self.paths) && !is_in(&self.except))
                     || (self.general && matches!(power, Grant::Write(_)) && self.paths.iter().any(is_around))
@@ -208,7 +208,7 @@ impl Entry {
     }
 }
 
-/// True where the pattern names the path or a directory above it.
+/// Returns whether the pattern names the path or a parent directory.
 fn is_beneath(pattern: &str, path: &Path) -> bool {
     let mut parts = path.components().filter(|part| matches!(part, Component::Normal(_)));
     pattern
@@ -221,8 +221,8 @@ fn part_matches(pattern: &str, part: &OsStr) -> bool {
     name_matches(pattern, &part.to_string_lossy())
 }
 
-/// True where these targets reach the host on some port. A pattern for every host is
-/// refused elsewhere, and no advice about one place.
+/// Returns whether these targets include the host on some port. A pattern for every host is refused
+/// elsewhere; advice about one place would not fit.
 fn names_host(targets: &TargetPattern, host: &str) -> bool {
     let is_any = matches!(targets.host(), HostPattern::Any);
     !is_any && host.parse::<TargetPattern>().is_ok_and(|host| targets.overlaps(&host))
@@ -258,7 +258,7 @@ mod tests {
         }
     }
 
-    /// The list of credentials names places of the system that are hidden from root's runs.
+    /// The list of credentials also names places of the system that are hidden from root's runs.
     #[test]
     fn credentials_of_the_system_are_guarded_too() {
         for (values, _) in credential_groups() {

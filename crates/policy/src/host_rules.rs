@@ -1,8 +1,7 @@
-//! Rules about hosts against what a profile lists: what a rule refuses is
-//! refused and what it asks about is asked about, although a list or a grant
-//! names it (L9).
+//! Rules about hosts, applied to the lists of a profile. The verdict of a rule to refuse or ask applies
+//! although a list or a grant names the host (L9).
 //!
-//! Must not know connections: the lists of a run are made once, before it.
+//! Must not know connections: the lists of a run are made once, before any connection.
 
 use std::net::Ipv4Addr;
 
@@ -16,10 +15,9 @@ use crate::rules::{Act, Circumstances, Match, Matcher, Rule};
 use crate::settings::Settings;
 
 impl Settings {
-    /// The hosts beneath one domain that may be granted in the place of one of
-    /// them, once several are asked for: `*.PARENT` on the same port, where
-    /// somebody owns the parent and nothing refuses or asks about any of them.
-    /// The profile is that of a run, with the rules in it.
+    /// Returns the hosts beneath one domain that may be granted instead of one of them, once several are
+    /// requested: `*.PARENT` on the same port. The parent must have an owner, and no entry may refuse or
+    /// ask about any of the hosts. The profile is that of a run, with the rules in it.
     pub fn grantable_siblings(&self, profile: &Profile, targets: &TargetPattern) -> Option<TargetPattern> {
         let around = siblings(targets)?;
         let egress = &profile.egress;
@@ -27,24 +25,23 @@ impl Settings {
         (!is_kept).then_some(around)
     }
 
-    /// The smallest shipped group that lists this target among others, where nothing
-    /// refuses or asks about any of its hosts. The profile is that of a run, with the
-    /// rules in it.
+    /// Returns the smallest shipped group that lists this target among others, if no entry refuses or asks
+    /// about any of its hosts. The profile is that of a run, with the rules in it.
     pub fn grantable_group(&self, profile: &Profile, target: &Target) -> Option<&'static HostGroup> {
         let egress = &profile.egress;
         let is_kept = |host: &TargetPattern| egress.deny.iter().chain(&egress.ask).any(|entry| entry.overlaps(host));
         groups_with(target).into_iter().find(|group| group.hosts.len() > 1 && !group.hosts.iter().any(is_kept))
     }
 
-    /// Puts the rules that refuse or ask about hosts, here and for this run,
-    /// into the lists of its profile. A rule that only may apply, and one that an
-    /// earlier rule of its file may outweigh, asks: then the rules say more.
+    /// Adds the rules that refuse or ask about hosts, for this run, to the lists of its profile. A rule
+    /// that only may apply becomes an entry of `ask`, and so does one that an earlier rule of its file may
+    /// outweigh. The rules then decide in detail.
     pub fn bind_host_rules(&self, profile: &mut Profile, stage: &Stage<'_>, around: &Circumstances) {
         let about_hosts = |rule: &&Rule| rule.raises() && matches!(rule.matcher, Matcher::Hosts { .. });
         if !self.rules().any(|rule| about_hosts(&rule)) {
             return;
         }
-        // Where, for whom and when a rule applies does not depend on the host.
+        // The directory, user and time conditions of a rule do not depend on the host.
         let host = Host::of(Ipv4Addr::UNSPECIFIED.into());
         let scene = scene(self, Act::Network { host: &host, port: None }, stage, around);
         for set in self.rules.sets() {

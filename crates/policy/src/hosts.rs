@@ -1,5 +1,5 @@
-//! Hosts as configuration writes them: a pattern, or the name of a shipped
-//! group; and how wide a pattern may be where it allows.
+//! Host entries of configuration: a pattern, or the name of a shipped group; and the limit on the width of
+//! a pattern that allows.
 //!
 //! Must not know profiles or rules.
 
@@ -12,11 +12,11 @@ use crate::error::suggestion;
 use crate::groups::{HostGroup, group, host_groups};
 use crate::text::{TextError, fail, text_form};
 
-/// Longest entry, in bytes: 64 ranges of ports behind the longest name.
+/// Longest entry, in bytes: 64 port ranges after the longest name.
 const MAX_ENTRY_BYTES: usize = 1024;
 
-/// One entry of a list of hosts: `example.com:443`, `*.example.com` (one label
-/// more), `**.example.com` (any number), an address, a block, `*`, `@pypi`.
+/// One entry of a list of hosts: `example.com:443`, `*.example.com` (one label more), `**.example.com` (any
+/// number), an address, a block, `*`, `@pypi`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostEntry(Entry);
 
@@ -27,7 +27,7 @@ enum Entry {
 }
 
 impl HostEntry {
-    /// The patterns it stands for.
+    /// Returns the patterns of the entry.
     pub fn patterns(&self) -> &[TargetPattern] {
         match &self.0 {
             Entry::Pattern(pattern) => std::slice::from_ref(pattern),
@@ -81,11 +81,11 @@ fn named(name: &str) -> Result<&'static HostGroup, TextError> {
     }
 }
 
-/// Whether a pattern may allow: names beneath a public suffix belong to anybody
-/// who registers one. `*` says what it does and may stand.
+/// Checks whether a pattern may allow. Names beneath a public suffix are refused, because anyone may
+/// register one. `*` is explicit and may be used.
 ///
 /// # Errors
-/// Why not.
+/// The reason, if the pattern is too wide.
 pub fn check_breadth(pattern: &TargetPattern) -> Result<(), TextError> {
     match pattern.host().parent() {
         Some(parent) if is_public_suffix(parent.as_str()) => {
@@ -95,19 +95,19 @@ pub fn check_breadth(pattern: &TargetPattern) -> Result<(), TextError> {
     }
 }
 
-/// Whether anybody may register names directly beneath this one
-/// (publicsuffix.org). A name of a company's own, `corp`, is not on that list.
+/// Returns whether anyone may register names directly beneath this one (publicsuffix.org). A private name
+/// of a company, `corp`, is not on that list.
 fn is_public_suffix(name: &str) -> bool {
     psl::suffix(name.as_bytes()).is_some_and(|suffix| suffix.is_known() && suffix == name)
 }
 
-/// `*.PARENT` on the ports of a target, in the place of several of its
-/// siblings; nothing where the parent is a public suffix.
+/// Returns `*.PARENT` on the port of a target, instead of several of its siblings; `None` if the parent is
+/// a public suffix.
 pub(crate) fn siblings(pattern: &TargetPattern) -> Option<TargetPattern> {
     let target = pattern.target()?;
     let (_, parent) = target.host.name()?.as_str().split_once('.')?;
     let beneath = format!("*.{parent}:{}", target.port).parse::<TargetPattern>().ok()?;
-    // A name without a dot is a machine's or a network's own: too wide as well.
+    // A name without a dot belongs to a machine or a local network: this is too wide as well.
     (parent.contains('.') && check_breadth(&beneath).is_ok()).then_some(beneath)
 }
 

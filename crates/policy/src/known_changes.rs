@@ -1,6 +1,5 @@
-//! Commands that change files of the workspace with known tools, and do nothing else
-//! as far as their text shows. Must not know modes: what it leads to is decided
-//! elsewhere.
+//! Commands that change files of the workspace with known tools, and have no other effect as far as their
+//! text shows. Must not know modes: the consequences are decided elsewhere.
 
 use std::path::Path;
 
@@ -8,15 +7,15 @@ use stockade_model::{Assessment, Capability, Grant, Profile, Tier};
 
 use crate::resolve::{has_power, is_protected};
 
-/// Findings that tell of a change of files by a known tool, or of a repository that was
-/// looked at and starts nothing of its own.
+/// Findings for a change of files by a known tool, or for a checked repository that starts no program of
+/// its own.
 const CHANGES: &[&str] = &["changes-files", "changes-repository", "writes-file", "writing-option"];
 
-/// One that tells of removing: a known change where what is gone can be brought back.
+/// Finding for a removal: a known change if the removed files can be restored.
 const REMOVAL: &str = "deletes-files";
 
-/// True where every finding tells of such a change, and every file that is known to
-/// be written lies in the workspace, may be written, and is not protected.
+/// Returns whether every finding is about such a change. Every file that is known to be written must be in
+/// the workspace, writable, and not protected.
 pub(crate) fn only_changes_workspace(
     assessment: &Assessment,
     profile: &Profile,

@@ -1,12 +1,10 @@
-//! What may run, and with what powers: configuration in layers, profiles, rules,
-//! and the decision.
+//! The policy: which requests may run, and with which powers. Configuration in layers, profiles, rules, and
+//! the decision.
 //!
-//! Three questions stay apart (L1): [`decide`] says whether a request may run,
-//! [`resolve_profile`] with what powers; who agreed is not known here. All of it
-//! is pure but [`load`], which reads the files it is given, and [`mounts`], which reads
-//! what is mounted and resolves links. Absent on purpose:
-//! clocks, environment variables, approvers, caches, and any way to run
-//! something.
+//! Three questions stay separate (L1): [`decide`] decides whether a request may run, [`resolve_profile`]
+//! with which powers; the approver is not known here. All functions are pure, with two exceptions: [`load`]
+//! reads the given files, and [`mounts`] reads the mount table and resolves symbolic links. Absent on
+//! purpose: clocks, environment variables, approvers, caches, and any way to run a program.
 
 #![forbid(unsafe_code)]
 

@@ -1,19 +1,19 @@
-//! Where links lead that have the name of something hidden: what is there is hidden as well. Looks
-//! at names alone; must not know what is hidden, or why.
+//! Targets of symbolic links whose names are hidden paths: the target must be hidden as well. Only names
+//! are resolved; must not know which paths are hidden, or why.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// Places as they are without links; absent where nothing is. Most names of secrets are on no
-/// machine, and an absent directory answers for all in it.
+/// Canonical directories by path; `None` for a missing directory. Most names of secrets exist on no
+/// machine, and a missing directory answers for all of its content.
 #[derive(Debug, Default)]
 pub(crate) struct LinkTargets {
     directories: HashMap<PathBuf, Option<PathBuf>>,
 }
 
 impl LinkTargets {
-    /// What a path leads to, where that has another name. Nothing where nothing is there, as at
-    /// the end of a link that leads nowhere.
+    /// Returns the target of a path, if it has another name. `None` if it does not exist, as for a dangling
+    /// link.
     pub(crate) fn of(&mut self, path: &Path) -> Option<PathBuf> {
         self.real(path).filter(|real| real != path)
     }

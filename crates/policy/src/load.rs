@@ -1,9 +1,8 @@
-//! Reading configuration files: the one module of this crate with I/O.
+//! Reads configuration files: the one module of this crate that reads files.
 //!
-//! A file that is there but cannot be used is an error, never "no
-//! configuration" (L6). The project's file is a stranger's: it is opened beneath
-//! the workspace without following links, must be a regular file, and is read
-//! only so far.
+//! A file that exists but cannot be used is an error, never "no configuration" (L6). The project's file is
+//! untrusted: it is opened beneath the workspace without following symbolic links, must be a regular file,
+//! and is read up to a limit.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -28,33 +27,33 @@ use crate::trust::{
 /// Largest configuration file, in bytes.
 pub const MAX_FILE_BYTES: u64 = 256 * 1024;
 
-/// The most links in one of Stockade's own directories that are followed: it makes none.
+/// Most symbolic links that are followed in one of Stockade's own directories; Stockade creates none.
 const MAX_OWN_LINKS: usize = 64;
 
-/// Where to look. Every path is absolute.
+/// Locations of the configuration. Every path is absolute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sources {
-    /// The person's home directory.
+    /// The user's home directory.
     pub home: PathBuf,
-    /// Other homes of the same person: what is hidden in `home` is hidden in these too.
+    /// Other home directories of the same user: paths hidden in `home` are hidden in these too.
     pub other_homes: Vec<PathBuf>,
     /// The user who must own the managed and the system's file: root.
     pub system_owner: u32,
-    /// What the machine's administrator insists on.
+    /// Mandatory configuration of the machine's administrator.
     pub managed_file: PathBuf,
     /// The system's file.
     pub system_file: PathBuf,
-    /// The person's file.
+    /// The user's file.
     pub user_file: PathBuf,
-    /// The workspace whose project file counts; none is read without one.
+    /// The workspace whose project file counts; without one, no project file is read.
     pub workspace: Option<PathBuf>,
-    /// Where approvals and the audit log lie.
+    /// Directory of approvals and the audit log.
     pub state_directory: PathBuf,
 }
 
 impl Sources {
-    /// The usual places. The two variables are used where they are absolute
-    /// paths, as the XDG base directory specification (0.8) says.
+    /// Returns the standard locations. The two variables are used if they are absolute paths, as the XDG
+    /// base directory specification (0.8) requires.
     pub fn standard(
         home: &Path,
         xdg_config_home: Option<&Path>,
@@ -76,7 +75,7 @@ impl Sources {
         }
     }
 
-    /// Stockade's own directories, with links resolved as far as they exist.
+    /// Returns Stockade's own directories, with symbolic links resolved in the existing part.
     fn own_directories(&self) -> OwnDirectories {
         let both = |path: &Path| {
             let mut paths = vec![path.to_owned()];
@@ -101,7 +100,8 @@ impl Sources {
 }
 
 impl OwnDirectories {
-    /// Adds what the way to one of the own files leads through by links, and its end.
+    /// Adds the names that symbolic links on the way to one of the own files lead through, and the end of
+    /// the way.
     fn add_way(&mut self, target: &Path) {
         let trace = trace_path(target);
         if !trace.steps.iter().any(|step| matches!(step.object, StepObject::Link { .. })) {
@@ -115,17 +115,17 @@ impl OwnDirectories {
     }
 }
 
-/// The links in one of Stockade's own directories.
+/// Returns the symbolic links in one of Stockade's own directories.
 fn links_in(directory: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     let is_link = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_symlink());
     entries.filter_map(Result::ok).filter(is_link).take(MAX_OWN_LINKS).map(|entry| entry.path()).collect()
 }
 
-/// Why configuration could not be loaded. Nothing may run then.
+/// Reason why configuration could not be loaded. No command runs then.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// A file says something that it cannot mean.
+    /// A file contains an invalid value.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A file could not be read.
@@ -133,7 +133,7 @@ pub enum LoadError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
     /// A file is of the wrong kind.
@@ -141,9 +141,9 @@ pub enum LoadError {
     Unsuitable {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         why: &'static str,
-        /// What to do.
+        /// Advice.
         hint: &'static str,
     },
     /// A file could be changed by another user.
@@ -151,21 +151,21 @@ pub enum LoadError {
     Untrusted {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The reason, and the object on the path.
         source: TrustError,
     },
 }
 
-/// Reads and merges the files there are.
+/// Reads and merges the existing files.
 ///
 /// # Errors
-/// When a file is there and cannot be used.
+/// An error if a file exists and cannot be used.
 pub fn load(sources: &Sources) -> Result<Settings, LoadError> {
     merged(sources, &read_layers(sources)?)
 }
 
-/// Reads and merges the files there are, with other texts in the place of some
-/// of them and beside them: what would hold if they were written.
+/// Reads and merges the existing files, with other texts instead of some of them and in addition: the
+/// result is the configuration that would apply if these texts were written.
 ///
 /// # Errors
 /// As [`load`].
@@ -179,19 +179,19 @@ pub fn load_with(sources: &Sources, instead: Vec<LayerText>) -> Result<Settings,
 fn merged(sources: &Sources, layers: &[LayerText]) -> Result<Settings, LoadError> {
     let mut settings = Settings::from_layers(&sources.home, sources.own_directories(), layers)?;
     settings.other_homes = sources.other_homes.iter().filter(|home| **home != sources.home).cloned().collect();
-    // What a link leads to is no more to be read than the link.
+    // The target of a link must be as unreadable as the link.
     let key = settings.review.value.as_ref().and_then(ReviewSettings::secret_file).and_then(canonical);
     settings.own.state.extend(key);
     Ok(settings.with_mounts(MountTable::of_this_process()))
 }
 
-/// Reads one file as a layer; `None` where there is none. `owner` may own it and every
-/// directory and link on the way to it; so may root, and no other user may write them.
+/// Reads one file as a layer; `None` if it does not exist. The file and every directory and link on the way
+/// to it must belong to `owner` or root, and no other user may write them.
 fn read_layer(layer: Layer, path: &Path, owner: u32) -> Result<Option<LayerText>, LoadError> {
     let Some(file) = open(CWD, path, path, OFlags::empty())? else { return Ok(None) };
     let untrusted = |source| LoadError::Untrusted { path: path.to_owned(), source };
     require_trusted_path(path, owner).map_err(untrusted)?;
-    // The file that was opened, which may have been another one a moment ago.
+    // Checks the opened file, because another file may have had this name a moment ago.
     let stat = fstat(&file).map_err(|e| LoadError::Read { path: path.to_owned(), source: e.into() })?;
     let mode = mode_for_others(stat.st_uid, stat.st_gid, stat.st_mode);
     require_trusted_object(path, stat.st_uid, mode, owner).map_err(untrusted)?;
@@ -199,10 +199,10 @@ fn read_layer(layer: Layer, path: &Path, owner: u32) -> Result<Option<LayerText>
     Ok(Some(LayerText { layer, path: path.to_owned(), source: read(file, path)? }))
 }
 
-/// The files there are, unmerged.
+/// Reads the existing files without merging them.
 ///
 /// # Errors
-/// When a file is there and cannot be read.
+/// An error if a file exists and cannot be read.
 pub fn read_layers(sources: &Sources) -> Result<Vec<LayerText>, LoadError> {
     let mut layers = Vec::new();
     let user = rustix::process::geteuid().as_raw();
@@ -220,7 +220,7 @@ pub fn read_layers(sources: &Sources) -> Result<Vec<LayerText>, LoadError> {
     Ok(layers)
 }
 
-/// The project's file: `.stockade.toml` or `.stockade/config.toml`, not both.
+/// Reads the project's file: `.stockade.toml` or `.stockade/config.toml`, not both.
 fn project(workspace: &Path) -> Result<Option<LayerText>, LoadError> {
     let Some(root) = open(CWD, workspace, workspace, OFlags::DIRECTORY)? else { return Ok(None) };
     let plain = workspace.join(".stockade.toml");
@@ -240,12 +240,12 @@ fn project(workspace: &Path) -> Result<Option<LayerText>, LoadError> {
             return Err(LoadError::Unsuitable { path: plain, why, hint: "keep one of them" });
         }
     };
-    // It may only tighten, so it needs no owner.
+    // The project's file may only tighten, so its owner does not matter.
     let source = read(file, &path)?;
     Ok(Some(LayerText { layer: Layer::Project, path, source }))
 }
 
-/// Opens for reading; `None` where there is nothing. Never blocks on a fifo.
+/// Opens a file for reading; `None` if it does not exist. Never blocks on a fifo.
 fn open(
     directory: impl std::os::fd::AsFd,
     name: &Path,
@@ -257,7 +257,7 @@ fn open(
     match openat(directory, name, all, Mode::empty()) {
         Ok(file) => Ok(Some(file)),
         Err(Errno::NOENT) => Ok(None),
-        // open(2): ELOOP with O_NOFOLLOW; ENOTDIR where O_DIRECTORY is given too.
+        // open(2): ELOOP with O_NOFOLLOW; ENOTDIR if O_DIRECTORY is given too.
         Err(Errno::LOOP) if flags.contains(OFlags::NOFOLLOW) => {
             unsuitable("it is a symbolic link", "put the file itself there")
         }
@@ -284,7 +284,7 @@ fn read(file: OwnedFd, path: &Path) -> Result<String, LoadError> {
     String::from_utf8(bytes).or_else(|_| unsuitable("it is not UTF-8", "write it as UTF-8"))
 }
 
-/// The path with links resolved in the part that exists.
+/// Returns the path with symbolic links resolved in the existing part.
 fn canonical(path: &Path) -> Option<PathBuf> {
     let mut missing = Vec::new();
     let mut existing = path;

@@ -1,5 +1,5 @@
-//! Layers to settings: system, then user, then project. The project's layer may
-//! only tighten (L7): what would widen is an error that names its place.
+//! Merges layers to settings: managed, system, user, project, then session. The layers of project and
+//! session may only tighten (L7): a widening value is an error with its position.
 //!
 //! Pure: texts in, settings out.
 
@@ -24,8 +24,7 @@ use crate::text::ProfileName;
 /// Default of `approval_timeout`, in milliseconds.
 const DEFAULT_APPROVAL_TIMEOUT_MS: u64 = 120_000;
 
-/// Most entries of one list and most rules of one file: every entry costs each
-/// run something.
+/// Most entries of one list and most rules of one file, because every entry costs time in each run.
 const MAX_ENTRIES: usize = 1024;
 /// Most profiles of one file.
 const MAX_PROFILES: usize = 64;
@@ -33,11 +32,11 @@ const MAX_PROFILES: usize = 64;
 /// The text of one configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerText {
-    /// Whose it is.
+    /// The layer of the file.
     pub layer: Layer,
-    /// Where it was read.
+    /// The path of the file.
     pub path: PathBuf,
-    /// What it says.
+    /// The text.
     pub source: String,
 }
 
@@ -45,8 +44,7 @@ impl Settings {
     /// Merges layers, which may come in any order. `home` is absolute.
     ///
     /// # Errors
-    /// When a file says something that it cannot mean, or a project's file
-    /// something that would widen.
+    /// An error if a file contains an invalid value, or if a project's file contains a widening one.
     pub fn from_layers(home: &Path, own: OwnDirectories, layers: &[LayerText]) -> Result<Self, ConfigError> {
         let mut settings = Self {
             profile: Sourced::new("workspace".to_owned(), Origin::Default),
@@ -85,11 +83,11 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The same settings with one more layer, which may only tighten: a
-    /// session's own. Merging it here or together with the others is the same.
+    /// Returns the same settings with one more layer, which may only tighten: that of a session. The result
+    /// is the same as if all layers were merged together.
     ///
     /// # Errors
-    /// When it says something that it cannot mean, or would widen.
+    /// An error if the layer contains an invalid or a widening value.
     pub fn with_session(&self, path: &Path, source: &str) -> Result<Self, ConfigError> {
         let layer = LayerText { layer: Layer::Session, path: path.to_owned(), source: source.to_owned() };
         let mut settings = self.clone();
@@ -98,7 +96,7 @@ impl Settings {
     }
 }
 
-/// One parsed file on its way into the settings.
+/// One parsed file that is merged into the settings.
 struct File<'a> {
     layer: &'a LayerText,
     places: Places,
@@ -125,7 +123,7 @@ impl File<'_> {
     }
 
     fn error(&self, key: &str, message: impl Into<String>) -> ConfigError {
-        // An item's own place if it has one, otherwise the nearest key above.
+        // The position of an item if it has one, otherwise that of the nearest parent key.
         let mut path = key;
         let mut place = self.places.get(path);
         while let (None, Some(at)) = (place, path.rfind(['.', '['])) {
@@ -187,7 +185,7 @@ impl File<'_> {
         Ok(())
     }
 
-    /// What leaves this machine, or runs on it, besides commands.
+    /// Applies the sections about data that leaves this machine, or about programs besides commands.
     fn apply_outgoing(&self, settings: &mut Settings) -> Result<(), ConfigError> {
         if let Some(section) = &self.content.review {
             let review = self.outgoing("review", section.settings(&settings.home))?;
@@ -222,7 +220,7 @@ impl File<'_> {
                         .hint("add `[approval.granular]` with `run`, `filesystem`, `network` or `other` set to true"));
                 }
             },
-            // The classes alone change a mode that is granular already.
+            // Classes alone change a mode that is already granular.
             None => match (current, self.content.approval.granular) {
                 (ApprovalMode::Granular(_), Some(classes)) => ("approval.granular", ApprovalMode::Granular(classes)),
                 _ => return Ok(()),
@@ -236,7 +234,7 @@ impl File<'_> {
         Ok(())
     }
 
-    /// A profile comes after those it extends, whatever their order in the file.
+    /// Applies profiles; a profile comes after those it extends, whatever their order in the file.
     fn apply_profiles(&self, settings: &mut Settings) -> Result<(), ConfigError> {
         let mut pending: Vec<(&str, &ProfileSection)> =
             self.content.profiles.iter().map(|(name, section)| (name.0.as_str(), section)).collect();
@@ -351,7 +349,7 @@ impl File<'_> {
             return Err(self.widens(&format!("profiles.{name}.caches"), "it would give more"));
         }
         let Some(base) = base else {
-            // It extends another profile of this file, where limits start.
+            // The profile extends another profile of this file, whose limits are its start.
             return Ok(());
         };
         let mut narrowed = base.clone();
@@ -392,7 +390,7 @@ impl File<'_> {
             if other == name {
                 spec.apply(section, &origin, &home);
             } else if spec.lineage.iter().any(|ancestor| ancestor == name) {
-                // An inherited limit must not undo a lower one of the heir's.
+                // An inherited limit must not undo a lower limit of the derived profile.
                 let own = spec.clone();
                 spec.apply(section, &origin, &home);
                 spec.lower_limits(&own);
@@ -401,7 +399,7 @@ impl File<'_> {
         self.check_result(settings, before)
     }
 
-    /// The last word on narrowing, whatever the checks of single keys missed.
+    /// Checks the result of narrowing as a whole, in case the checks of single keys missed something.
     fn check_result(
         &self,
         settings: &Settings,
@@ -453,7 +451,7 @@ impl File<'_> {
         Ok(())
     }
 
-    /// What a rule wants of a run.
+    /// Checks the requirements of a rule for a run.
     fn check_rule(&self, settings: &Settings, section: &RuleSection, key: &str) -> Result<(), ConfigError> {
         if self.only_narrows() && !section.grants.is_empty() {
             return Err(self.widens(&format!("{key}.grants"), "it would give more"));
@@ -477,8 +475,8 @@ impl File<'_> {
         Ok(())
     }
 
-    /// What is managed holds against every other layer: what it hides, protects
-    /// and drops stays so, its limits and its stricter values count.
+    /// Applies managed configuration against every other layer: paths it hides, names it protects and
+    /// variables it drops stay so; its limits and its stricter values apply.
     fn bound(&self, settings: &mut Settings) {
         let content = &self.content;
         let strictest =

@@ -1,23 +1,23 @@
-//! What each approval mode answers, as a table: one verdict per situation. A
-//! mode is stricter than another when no answer of it is milder.
+//! The answers of each approval mode, as a table: one verdict per situation. A mode is stricter than
+//! another if none of its answers is milder.
 
 use stockade_model::{ApprovalMode, Grant, GranularMode, Verdict};
 
-/// The class of a power, as granular modes know it.
+/// Class of a power, as in granular modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GrantClass {
     /// Paths.
     Filesystem,
-    /// Hosts and ports, which secrets are taken there, and which keys sign.
+    /// Hosts and ports, secrets that are sent to them, and keys that sign.
     Network,
     /// Sockets, programs, variables, limits.
     Other,
-    /// What no sandbox contains or no undo takes back.
+    /// Effects that no sandbox contains or no undo reverts.
     Effect,
 }
 
 impl GrantClass {
-    /// The class of a grant.
+    /// Returns the class of a grant.
     pub fn of(grant: &Grant) -> Self {
         match grant {
             Grant::Write(_) | Grant::Read(_) => Self::Filesystem,
@@ -28,19 +28,19 @@ impl GrantClass {
     }
 }
 
-/// What a mode answers in each situation.
+/// Answers of a mode in each situation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModeAnswers {
-    /// The judge says `ask`: `allow` means that it runs sandboxed.
+    /// The classifier returns `ask`: `allow` means that the command runs in a sandbox.
     pub tier_ask: Verdict,
-    /// The judge says `ask`, and the text shows known tools that change files of the
-    /// workspace and nothing else.
+    /// The classifier returns `ask`, and the text shows only known tools that change files of the
+    /// workspace.
     pub known_changes: Verdict,
-    /// The judge says `deny`.
+    /// The classifier returns `deny`.
     pub tier_deny: Verdict,
-    /// The effect is one that the sandbox cannot contain or undo.
+    /// The sandbox cannot contain or undo the effect.
     pub impact: Verdict,
-    /// A rule says `ask`.
+    /// A rule returns `ask`.
     pub rule_ask: Verdict,
     /// Filesystem powers come with the request.
     pub filesystem: Verdict,
@@ -48,10 +48,9 @@ pub struct ModeAnswers {
     pub network: Verdict,
     /// Other powers come with the request.
     pub other: Verdict,
-    /// It would run without a sandbox.
+    /// The command would run without a sandbox.
     pub unsandboxed: Verdict,
-    /// A filesystem power was refused during the run: `deny` means that this is
-    /// final.
+    /// A filesystem power was refused during the run: `deny` means that the refusal is final.
     pub denied_filesystem: Verdict,
     /// A network power was refused during the run.
     pub denied_network: Verdict,
@@ -60,7 +59,7 @@ pub struct ModeAnswers {
 }
 
 impl ModeAnswers {
-    /// The table of a mode.
+    /// Returns the table of a mode.
     pub fn of(mode: ApprovalMode) -> Self {
         use Verdict::{Allow, Ask, Deny};
         let sandboxed_first = Self {
@@ -100,7 +99,7 @@ impl ModeAnswers {
             filesystem: ask_if(classes.filesystem),
             network: ask_if(classes.network),
             other: ask_if(classes.other),
-            // Without a sandbox every class of power is given at once.
+            // Without a sandbox, powers of every class are given at once.
             unsandboxed: ask_if(classes.run && classes.filesystem && classes.network && classes.other),
             denied_filesystem: ask_if(classes.filesystem),
             denied_network: ask_if(classes.network),
@@ -108,7 +107,7 @@ impl ModeAnswers {
         }
     }
 
-    /// The answer for a power that comes with the request.
+    /// Returns the answer for a power that comes with the request.
     pub fn requested(&self, class: GrantClass) -> Verdict {
         match class {
             GrantClass::Filesystem => self.filesystem,
@@ -118,8 +117,8 @@ impl ModeAnswers {
         }
     }
 
-    /// The answer for a power that was refused during the run: `ask`, or `deny`
-    /// where the refusal is final.
+    /// Returns the answer for a power that was refused during the run: `ask`, or `deny` if the refusal is
+    /// final.
     pub fn denied(&self, class: GrantClass) -> Verdict {
         match class {
             GrantClass::Filesystem => self.denied_filesystem,
@@ -129,7 +128,7 @@ impl ModeAnswers {
         }
     }
 
-    /// The stricter answer in every situation.
+    /// Returns the stricter answer in every situation.
     pub fn strictest(&self, other: &Self) -> Self {
         Self {
             tier_ask: self.tier_ask.max(other.tier_ask),
@@ -147,13 +146,13 @@ impl ModeAnswers {
         }
     }
 
-    /// True where no answer is milder than `base`'s.
+    /// Returns whether no answer is milder than that of `base`.
     pub fn is_as_strict_as(&self, base: &Self) -> bool {
         self.strictest(base) == *self
     }
 }
 
-/// The name of a mode, as it is written.
+/// Returns the name of a mode in its written form.
 pub fn mode_name(mode: ApprovalMode) -> &'static str {
     match mode {
         ApprovalMode::Untrusted => "untrusted",
@@ -177,8 +176,8 @@ mod tests {
             assert!(narrows(mode, OnFailure), "{mode:?}");
         }
         assert!(narrows(Never, OnRequest));
-        // `never` runs what `untrusted` asks about; `untrusted` asks where
-        // `never` refuses: neither is stricter.
+        // `never` runs commands that `untrusted` asks about; `untrusted` asks about powers that `never`
+        // refuses. Neither is stricter.
         assert!(!narrows(Never, Untrusted) && !narrows(Untrusted, Never));
         assert!(!narrows(Untrusted, OnRequest) && !narrows(OnFailure, OnRequest));
     }

@@ -1,4 +1,4 @@
-//! What is mounted where, in the text of `mountinfo` (proc_pid_mountinfo(5)).
+//! Parser for the mount table in the text of `mountinfo` (proc_pid_mountinfo(5)).
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -6,20 +6,20 @@ use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// The largest such text that is read, in bytes.
+/// Most bytes of such a text that are read.
 pub const LIMIT_BYTES: u64 = 16 << 20;
 
-/// What is mounted for this process.
+/// Reads the mount table of this process.
 ///
 /// # Errors
-/// Where procfs cannot be read.
+/// An error if procfs cannot be read.
 pub fn read() -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     File::open("/proc/self/mountinfo")?.take(LIMIT_BYTES).read_to_end(&mut text)?;
     Ok(text)
 }
 
-/// The mount points, with the type of what is mounted there.
+/// Returns the mount points, with the types of their filesystems.
 pub fn mounts(text: &[u8]) -> impl Iterator<Item = (PathBuf, &[u8])> {
     entries(text).map(|mount| (mount.point, mount.kind))
 }
@@ -27,25 +27,25 @@ pub fn mounts(text: &[u8]) -> impl Iterator<Item = (PathBuf, &[u8])> {
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount<'t> {
-    /// Its number.
+    /// Number of the mount.
     pub id: u64,
-    /// The number of the mount that it is mounted on, which need not be listed.
+    /// Number of the parent mount, which need not be listed.
     pub parent: u64,
-    /// The number of its filesystem's device, as `major:minor`.
+    /// Device number of the filesystem, as `major:minor`.
     pub device: &'t [u8],
-    /// Which directory or file of that filesystem is mounted.
+    /// The directory or file of that filesystem that is mounted.
     pub root: PathBuf,
-    /// Where.
+    /// The mount point.
     pub point: PathBuf,
-    /// Whether it is read-only by its own options.
+    /// True if the mount is read-only by its own options.
     pub is_read_only: bool,
-    /// The type of its filesystem.
+    /// Type of the filesystem.
     pub kind: &'t [u8],
-    /// The options of its filesystem, as they are written.
+    /// Options of the filesystem, in their written form.
     pub filesystem_options: &'t [u8],
 }
 
-/// All mounts; a later one at the same point hides an earlier one.
+/// Returns all mounts; a later one at the same point hides an earlier one.
 pub fn entries(text: &[u8]) -> impl Iterator<Item = Mount<'_>> {
     let path = |field: &[u8]| PathBuf::from(OsStr::from_bytes(&unescape(field)));
     text.split(|byte| *byte == b'\n').filter_map(move |line| {
@@ -63,7 +63,7 @@ fn number(field: &[u8]) -> Option<u64> {
     std::str::from_utf8(field).ok()?.parse().ok()
 }
 
-/// `\040` and the like are bytes in octal.
+/// Decodes escapes: `\040` and the like are bytes in octal.
 pub(crate) fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut at = 0;

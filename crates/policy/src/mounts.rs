@@ -1,13 +1,12 @@
-//! Other paths of a file or directory: a bind mount or an overlay shows the same object
-//! under a second path, so a rule about one path must cover the other.
+//! Other paths of a file or directory: a bind mount or an overlay shows the same object under a second
+//! path, so a rule about one path must cover the other.
 //!
-//! An object is a device and a path within its filesystem, as `mountinfo` gives them. It
-//! has a path through each mount whose root is above it. An overlay adds the paths below
-//! its mounts to those of its layers, and the reverse.
+//! An object is a device and a path within its filesystem, as in `mountinfo`. The object has a path through
+//! each mount whose root is at or above it. An overlay connects the paths beneath its mounts with those of
+//! its layers, in both directions.
 //!
-//! Not found: copies that a FUSE filesystem shows, layers of an overlay that were mounted
-//! by another process under paths that mean something else here, mounts that come later.
-//! Must not know what a profile hides.
+//! Not found: copies that a FUSE filesystem shows, layers of an overlay that another process mounted under
+//! paths with another meaning here, later mounts. Must not know which paths a profile hides.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -19,17 +18,17 @@ use stockade_model::RawText;
 use crate::mountinfo::{LIMIT_BYTES, Mount, entries, read, unescape};
 use crate::trust::trace_path;
 
-/// The most mounts that are looked at.
+/// Most mounts that are examined.
 pub const MAX_MOUNTS: usize = 10_000;
 
-/// The most other paths that are found for all paths of one question.
+/// Most other paths that are returned for all paths of one call.
 pub const MAX_OTHER_PATHS: usize = 4_096;
 
-/// The most overlays on the way from one object to another: down from one overlay that lies
-/// on another (`FILESYSTEM_MAX_STACK_DEPTH` in linux/fs.h), and up the same way.
+/// Most overlays on the way from one object to another: down through stacked overlays
+/// (`FILESYSTEM_MAX_STACK_DEPTH` in linux/fs.h), and up the same way.
 const MAX_OVERLAY_STEPS: usize = 4;
 
-/// Filesystems in which only the kernel makes files. Their second mounts are ordinary.
+/// Filesystems in which only the kernel creates files. Second mounts of them are normal.
 const KERNEL_FILESYSTEMS: &[&str] = &[
     "autofs",
     "binfmt_misc",
@@ -54,18 +53,18 @@ const KERNEL_FILESYSTEMS: &[&str] = &[
     "tracefs",
 ];
 
-/// Why other paths cannot be found. Nothing may run then.
+/// Reason why other paths cannot be found. No command runs then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MountsError {
-    /// The table cannot be read or understood.
+    /// The table cannot be read or parsed.
     #[error(
         "/proc/self/mountinfo cannot be read, so it is unknown which paths lead to hidden files: {why}\nhint: mount proc at /proc"
     )]
     Unreadable {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The root directory is no mount point, as in a chroot.
+    /// The root directory is not a mount point, as in a chroot.
     #[error(
         "/proc/self/mountinfo does not list the mount of the root directory, so it is unknown which paths lead to hidden files\nhint: make the new root a mount point before chroot: mount --bind DIRECTORY DIRECTORY"
     )]
@@ -80,7 +79,7 @@ pub enum MountsError {
         "mounts give `{path}` and other paths more than {MAX_OTHER_PATHS} further paths\nhint: unmount second mounts of its filesystem: findmnt --target '{path}'"
     )]
     TooManyPaths {
-        /// The path at which it was too many, escaped.
+        /// The path that exceeded the limit, escaped.
         path: String,
     },
 }
@@ -88,9 +87,9 @@ pub enum MountsError {
 /// A path that a mount gives to an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherPath {
-    /// The path, absolute and without links.
+    /// The path, absolute and without symbolic links.
     pub path: PathBuf,
-    /// The path that was asked about.
+    /// The path of the query.
     pub of: PathBuf,
 }
 
@@ -98,10 +97,10 @@ pub struct OtherPath {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountTable {
     mounts: Vec<MountPoint>,
-    /// The mounts at `/`: an absolute path begins in one of them. There may be another
-    /// mounted over the first, which `/..` leads to.
+    /// The mounts at `/`: an absolute path begins in one of them. Another mount may cover the first one;
+    /// `/..` leads to it.
     tops: Vec<usize>,
-    /// Visible mounts of the filesystems that more than the kernel makes files in.
+    /// Visible mounts by device, without the filesystems in which only the kernel creates files.
     by_device: HashMap<Device, Vec<usize>>,
     overlays: Vec<Overlay>,
 }
@@ -129,7 +128,7 @@ struct Object {
 struct Overlay {
     device: Device,
     layers: Vec<Object>,
-    /// The ends of layers that were given by a relative path: it is unknown from where.
+    /// The final names of layers that were given by a relative path, whose base is unknown.
     relative: Vec<PathBuf>,
 }
 
@@ -143,8 +142,7 @@ impl MountTable {
         Self::parse(&text)
     }
 
-    /// Makes the table of a text in the format of `mountinfo`. Looks up the directories that
-    /// overlays name.
+    /// Parses a table in the format of `mountinfo`. Looks up the directories that overlays name.
     ///
     /// # Errors
     /// See [`MountsError`].
@@ -174,7 +172,7 @@ impl MountTable {
         Ok(table)
     }
 
-    /// Fills in which mount is on which, and which of them are visible.
+    /// Connects each mount to its parent, and finds the visible mounts.
     fn connect(&mut self, listed: &[Mount<'_>]) {
         let by_id: HashMap<u64, usize> = listed.iter().enumerate().map(|(at, mount)| (mount.id, at)).collect();
         let mut on: Vec<Vec<usize>> = vec![Vec::new(); listed.len()];
@@ -199,7 +197,7 @@ impl MountTable {
         }
     }
 
-    /// Whether a mount on `parent` lies below another mount on `parent`.
+    /// Returns whether another mount on `parent` covers the mount `child`.
     fn is_covered(&self, parent: usize, child: usize) -> bool {
         let MountPoint { point, children, .. } = &self.mounts[parent];
         let above = self.mounts[child].point.ancestors().skip(1);
@@ -226,24 +224,24 @@ impl MountTable {
         }
     }
 
-    /// The directory of a layer. None where it does not exist: the overlay was mounted where
-    /// the path meant something else.
+    /// Returns the directory of a layer. Empty if it does not exist: the overlay was mounted in another
+    /// context, in which the path had another meaning.
     fn layer_objects(&self, path: &Path) -> Vec<Object> {
         let end = trace_path(path).end;
         let is_missing = end.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
         if is_missing { Vec::new() } else { self.objects_at(&end).collect() }
     }
 
-    /// Whether no object has two paths.
+    /// Returns whether no object has two paths.
     fn is_plain(&self) -> bool {
         self.overlays.is_empty() && self.by_device.values().all(|mounts| mounts.len() < 2)
     }
 
-    /// The other paths of absolute paths, and of what is mounted below them. A path need not
-    /// exist. Links on the way are resolved first.
+    /// Returns the other paths of absolute paths, and of mounts beneath them. A path need not exist.
+    /// Symbolic links on the way are resolved first.
     ///
     /// # Errors
-    /// [`MountsError::TooManyPaths`].
+    /// [`MountsError::TooManyPaths`] if there are too many.
     pub fn other_paths<'p>(&self, paths: impl IntoIterator<Item = &'p Path>) -> Result<Vec<OtherPath>, MountsError> {
         let mut found: Vec<OtherPath> = Vec::new();
         if self.is_plain() {
@@ -254,8 +252,8 @@ impl MountTable {
             let too_many = || MountsError::TooManyPaths { path: RawText::from(path).escaped() };
             let real = links.resolve(path);
             for other in self.paths_of(&real).ok_or_else(too_many)? {
-                // A directory around the path is not another path of it, although something
-                // in the path may show that directory.
+                // A parent directory of the path is not another path of it, although a mount in the path
+                // may show that directory.
                 let is_apart = !other.starts_with(&real) && !real.starts_with(&other);
                 if is_apart && known.insert(other.clone()) {
                     found.push(OtherPath { path: other, of: path.to_owned() });
@@ -268,7 +266,7 @@ impl MountTable {
         Ok(found)
     }
 
-    /// All paths of what is at `real`, which is without links; `None` where there are too many.
+    /// Returns all paths of the object at `real`, which has no symbolic links; `None` if there are too many.
     fn paths_of(&self, real: &Path) -> Option<HashSet<PathBuf>> {
         let mut waiting: Vec<(Object, usize)> = self.objects_at(real).map(|object| (object, 0)).collect();
         for mount in self.by_device.values().flatten().map(|&at| &self.mounts[at]) {
@@ -293,7 +291,7 @@ impl MountTable {
         Some(paths)
     }
 
-    /// The paths that mounts give to an object, and to parts of it.
+    /// Adds the paths that mounts give to an object, and to parts of it.
     fn add_paths(&self, object: &Object, paths: &mut HashSet<PathBuf>) {
         for &at in self.by_device.get(&object.device).into_iter().flatten() {
             let mount = &self.mounts[at];
@@ -308,8 +306,8 @@ impl MountTable {
         }
     }
 
-    /// The same object, or a part of it, in overlays of which it is in a layer, and in the
-    /// layers of its overlay.
+    /// Returns the same object, or a part of it, in the overlays that have it in a layer. For an object of
+    /// an overlay, also returns the objects in its layers.
     fn across_overlays(&self, object: &Object) -> Vec<Object> {
         let mut found = Vec::new();
         for Overlay { device, layers, relative } in &self.overlays {
@@ -334,7 +332,7 @@ impl MountTable {
         found
     }
 
-    /// What a path without links leads to.
+    /// Returns the objects at a path without symbolic links.
     fn objects_at<'t>(&'t self, path: &'t Path) -> impl Iterator<Item = Object> + 't {
         self.tops.iter().filter_map(move |&top| {
             let mount = &self.mounts[self.mount_at(top, path)];
@@ -344,11 +342,11 @@ impl MountTable {
         })
     }
 
-    /// The mount that holds a path, as the kernel finds it (path_resolution(7)): at each
-    /// name, the mount on it, and the mount on that.
+    /// Returns the mount that contains a path, as the kernel finds it (path_resolution(7)): at each name,
+    /// the mount on it, and the mount on that.
     fn mount_at(&self, top: usize, path: &Path) -> usize {
         let mut at = top;
-        // A mount is passed once.
+        // Each mount is passed at most once.
         for _ in &self.mounts {
             let MountPoint { point, children, .. } = &self.mounts[at];
             let on_the_way = path.ancestors().take_while(|place| place.starts_with(point));
@@ -366,7 +364,7 @@ impl MountPoint {
     }
 }
 
-/// Paths without links. Many have the same parent.
+/// Cache of resolved parent directories, because many paths have the same parent.
 #[derive(Default)]
 struct LinkResolver(HashMap<PathBuf, PathBuf>);
 
@@ -387,12 +385,12 @@ fn is_kernel_filesystem(kind: &[u8]) -> bool {
     KERNEL_FILESYSTEMS.iter().any(|name| name.as_bytes() == kind)
 }
 
-/// As [`Path::join`], without a slash at the end where `rest` is empty.
+/// Like [`Path::join`], without a final slash if `rest` is empty.
 fn join(base: &Path, rest: &Path) -> PathBuf {
     if rest.as_os_str().is_empty() { base.to_owned() } else { base.join(rest) }
 }
 
-/// The directories that the options of an overlay name (`Documentation/filesystems/overlayfs.rst`).
+/// Returns the directories in the options of an overlay (`Documentation/filesystems/overlayfs.rst`).
 fn layers(options: &[u8]) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     for option in options.split(|byte| *byte == b',') {
@@ -400,7 +398,7 @@ fn layers(options: &[u8]) -> Vec<Vec<u8>> {
         let (key, value) = (&option[..split], unescape(&option[split + 1..]));
         match key {
             b"lowerdir" => found.extend(colon_separated(&value)),
-            // Whether a backslash escapes here depends on the kernel's version.
+            // The kernel version decides if a backslash is an escape here.
             b"upperdir" | b"lowerdir+" | b"datadir+" => {
                 found.push(without_escapes(&value));
                 found.push(value);
@@ -427,7 +425,7 @@ fn colon_separated(text: &[u8]) -> Vec<Vec<u8>> {
     parts.iter().map(|part| without_escapes(part)).collect()
 }
 
-/// Removes each backslash that escapes the byte behind it.
+/// Removes each backslash that escapes the next byte.
 fn without_escapes(text: &[u8]) -> Vec<u8> {
     let (mut out, mut bytes) = (Vec::with_capacity(text.len()), text.iter());
     while let Some(&byte) = bytes.next() {
@@ -437,7 +435,7 @@ fn without_escapes(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The names behind the last `..` of a relative path.
+/// Returns the names after the last `..` of a relative path.
 fn relative_end(path: &Path) -> PathBuf {
     let mut end = PathBuf::new();
     for component in path.components() {

@@ -1,4 +1,4 @@
-//! The finder on tables of mounts, and on directories where overlays need some.
+//! Tests of the search for other paths: mount tables as text, and directories for overlays.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn check(lines: &[&str], path: &str, expected: &[&str]) {
     assert_eq!(others(lines, path), expected, "{path}");
 }
 
-/// The directories do not exist here, so no link is on the way.
+/// A path whose directories do not exist here, so no symbolic link is on the way.
 const SECRET: &str = "/home/nobody-here/.ssh";
 
 #[test]
@@ -47,7 +47,7 @@ fn a_home_that_is_a_bind_mount_itself_has_the_path_of_its_source() {
     let home = "2 1 8:1 /persist/u /home/nobody-here rw - ext4 /dev/a rw";
     check(&[ROOT, home], SECRET, &["/persist/u/.ssh"]);
     check(&[ROOT, home], "/persist/u/.ssh", &["/home/nobody-here/.ssh"]);
-    // Of one filesystem with subvolumes each has its own root.
+    // Each subvolume of one filesystem has its own root.
     let volumes = ["1 0 0:30 /@ / rw - btrfs /dev/a rw", "2 1 0:30 /@home /home rw - btrfs /dev/a rw"];
     check(&volumes, SECRET, &[]);
     let all = [volumes[0], volumes[1], "3 1 0:30 / /all rw - btrfs /dev/a rw"];
@@ -60,10 +60,10 @@ fn mounts_within_the_path_count() {
     check(&[ROOT, HOME, keys], SECRET, &[]);
     check(&[ROOT, HOME, keys, "4 1 8:3 / /usb rw - ext4 /dev/c rw"], SECRET, &["/usb/k"]);
     check(&[ROOT, HOME, keys, "4 1 8:3 /k/one /usb rw - ext4 /dev/c rw"], SECRET, &["/usb"]);
-    // The path is a mount point itself: what it covers is not asked about.
+    // The path is a mount point itself: the directory that it covers is not queried.
     let own = "3 2 8:3 / /home/nobody-here/.ssh rw - ext4 /dev/c rw";
     check(&[ROOT, HOME, own, "4 1 8:2 / /alt rw - ext4 /dev/b rw"], SECRET, &[]);
-    // Mounts that were made within a second mount.
+    // Mounts inside a second mount.
     let nested = ["3 1 8:2 / /alt rw - ext4 /dev/b rw", "4 3 8:2 /nobody-here /alt/again rw - ext4 /dev/b rw"];
     check(&[ROOT, HOME, nested[0], nested[1]], SECRET, &["/alt/again/.ssh", "/alt/nobody-here/.ssh"]);
 }
@@ -72,7 +72,7 @@ fn mounts_within_the_path_count() {
 fn a_covered_mount_gives_no_path() {
     let alt = "3 1 8:2 / /alt rw - ext4 /dev/b rw";
     for cover in [
-        // At the same place, within it.
+        // At the same path, within it.
         "4 3 0:9 / /alt rw - tmpfs none rw",
         "4 3 0:9 / /alt/nobody-here rw - tmpfs none rw",
     ] {
@@ -84,11 +84,11 @@ fn a_covered_mount_gives_no_path() {
     for cover in ["4 3 0:9 / /alt/other rw - tmpfs none rw", "4 3 0:9 / /alt/nobody-here/.ssh/x rw - tmpfs none rw"] {
         check(&[ROOT, HOME, alt, cover], SECRET, &["/alt/nobody-here/.ssh"]);
     }
-    // The lower home is covered, so its second path shows something else.
+    // The lower home is covered, so its second path shows another directory.
     let upper = "4 2 8:3 / /home rw - ext4 /dev/c rw";
     check(&[ROOT, HOME, alt, upper], SECRET, &[]);
     check(&[ROOT, HOME, alt, upper, "5 1 8:3 / /new rw - ext4 /dev/c rw"], SECRET, &["/new/nobody-here/.ssh"]);
-    // Over `/` both are reachable, the upper one by `/..`.
+    // Of two mounts at `/`, both are reachable, the upper one by `/..`.
     let over = "4 1 8:3 / / rw - ext4 /dev/c rw";
     check(&[ROOT, HOME, alt, over], SECRET, &["/alt/nobody-here/.ssh"]);
 }
@@ -106,7 +106,7 @@ fn kernel_filesystems_are_left_out() {
     check(&[ROOT, proc[0], proc[1]], "/proc/self", &[]);
 }
 
-/// A filesystem that holds layers, which must exist.
+/// A filesystem with layers, which must exist.
 struct Layers(tempfile::TempDir);
 
 impl Layers {
@@ -140,7 +140,7 @@ fn an_overlay_shows_its_layers_and_they_show_it() {
         format!("lowerdir=/none,upperdir={home},workdir=/w"),
     ] {
         let overlay = format!("3 1 0:40 / /alt rw - overlay none rw,{options}");
-        // Other layers may hold a copy that the overlay made.
+        // Other layers may contain a copy that the overlay made.
         let shown = |lines: &[&str]| {
             let is_layer = |path: &String| Path::new(path).starts_with(layers.path(""));
             others(lines, &secret).into_iter().filter(|path| !is_layer(path)).collect::<Vec<_>>()
@@ -149,7 +149,7 @@ fn an_overlay_shows_its_layers_and_they_show_it() {
         let bound = "4 1 0:40 /.ssh /bound rw - overlay none rw";
         assert_eq!(shown(&[ROOT, &overlay, bound]), ["/alt/.ssh", "/bound"], "{options}");
         check(&[ROOT, &overlay], &layers.path("other"), &[]);
-        // All of the overlay lies in what is asked about.
+        // All of the overlay is within the path of the query.
         let above = layers.path("");
         check(&[ROOT, &overlay], &above, &["/alt"]);
     }
@@ -174,7 +174,7 @@ fn a_relative_layer_may_be_any_directory_of_that_name() {
 
 #[test]
 fn layers_of_another_namespace_lead_nowhere() {
-    // As in a container: the layers are the host's. One has a path that exists here too.
+    // Like in a container: the layers are on the host. One has a path that exists here too.
     let layers = Layers::new();
     let home = layers.path("home");
     let root = format!("1 0 0:40 / / rw - overlay none rw,lowerdir=/none/l/A:/none/l/B:{home},upperdir=/none/u");
@@ -219,7 +219,7 @@ fn there_are_bounds_and_what_is_not_understood_is_refused() {
     for error in [error, one_more, no_root, broken] {
         assert!(error.to_string().contains("\nhint: "), "{error}");
     }
-    // Each path has few, all together too many.
+    // Each path has few others, all together too many.
     let paths: Vec<PathBuf> = (0..=MAX_OTHER_PATHS).map(|n| format!("/home/x{n}").into()).collect();
     let alt = table(&[ROOT, HOME, "3 1 8:2 / /alt rw - ext4 /dev/b rw"]);
     assert!(alt.other_paths(paths.iter().map(PathBuf::as_path)).is_err());

@@ -1,6 +1,6 @@
-//! `[notify]`: who is told what becomes of sandboxes that last. What leaves the machine,
-//! and what runs on it, is for the person and whoever manages it to say: no project, no
-//! session. One section counts as a whole, the last one's.
+//! `[notify]`: receivers of notices about persistent sandboxes. Notices leave the machine or run a program
+//! on it, so only the user and the administrator may configure them: no project, no session. A section
+//! counts as a whole: the last one applies.
 
 use std::path::{Path, PathBuf};
 
@@ -11,47 +11,46 @@ use stockade_model::Endpoint;
 use crate::review::{EndpointText, Wrong, in_place};
 use crate::text::ConfigPath;
 
-/// Most words of a program, and bytes of each.
+/// Most words of a program, and most bytes of each word.
 const MAX_WORDS: usize = 64;
 const MAX_WORD_BYTES: usize = 4_096;
 
-/// Who is told what becomes of sandboxes that last; nobody unless this section is
-/// there. Not in project configuration. The section of the last file that has one
-/// counts, whole.
+/// Receivers of notices about persistent sandboxes. Without this section no notice is sent. Not in project
+/// configuration. The section of the last file that has one applies as a whole.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct NotifySection {
-    /// Of what. Default: all of it.
+    /// Events that cause a notice. Default: all.
     pub on: Option<Vec<NotifyOn>>,
-    /// A program of the host, by its absolute path, with its arguments. It gets the
-    /// notice as one JSON object on standard input, runs as the person outside of every
-    /// sandbox, and has 10 seconds.
+    /// A program of the host, by its absolute path, with its arguments. The program receives the notice as
+    /// one JSON object on standard input. It runs as the user outside of every sandbox, and has a time-out
+    /// of 10 seconds.
     pub program: Option<Vec<String>>,
-    /// Where the notice is posted as JSON, e.g. `https://hooks.example.com/stockade`.
-    /// Plain HTTP to this machine only.
+    /// URL to which the notice is posted as JSON, e.g. `https://hooks.example.com/stockade`. Plain HTTP to
+    /// this machine only.
     pub webhook: Option<EndpointText>,
-    /// Certificates as PEM, absolute or `~/...`, one of which the webhook's must come
-    /// from. Default: those that this machine trusts.
+    /// File of trusted certificates (PEM), absolute or `~/...`, for the webhook. Default: those that this
+    /// machine trusts.
     pub certificates: Option<ConfigPath>,
 }
 
-/// What somebody can be told of.
+/// Event that causes a notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NotifyOn {
-    /// A sandbox went beyond a limit.
+    /// The sandbox exceeded a limit.
     Limit,
-    /// Its processes are gone, and nobody destroyed it.
+    /// The processes of the sandbox ended without a request to destroy it.
     Lost,
-    /// It was destroyed.
+    /// The sandbox was destroyed.
     Ended,
 }
 
 impl NotifyOn {
-    /// All there is.
+    /// All events.
     pub const ALL: [Self; 3] = [Self::Limit, Self::Lost, Self::Ended];
 
-    /// As configuration and notices write it.
+    /// Returns the name as in configuration and notices.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Limit => "limit",
@@ -61,21 +60,21 @@ impl NotifyOn {
     }
 }
 
-/// Who is told, and of what.
+/// Receivers of notices, and the events that cause them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotifySettings {
-    /// Of what.
+    /// Events that cause a notice.
     pub on: Vec<NotifyOn>,
     /// A program of the host with its arguments; the first word is an absolute path.
     pub program: Option<Vec<String>>,
-    /// Where notices are posted.
+    /// URL to which notices are posted.
     pub webhook: Option<Endpoint>,
-    /// A file of certificates that count in the place of the machine's.
+    /// A file of certificates that replace those of the machine.
     pub certificates: Option<PathBuf>,
 }
 
 impl NotifySection {
-    /// What it means; `None` where nobody is told.
+    /// Returns the settings of the section; `None` if no notice is sent.
     pub(crate) fn settings(&self, home: &Path) -> Result<Option<NotifySettings>, Wrong> {
         if let Some(words) = &self.program {
             check_program(words)?;
@@ -106,7 +105,8 @@ fn check_program(words: &[String]) -> Result<(), Wrong> {
 }
 
 impl NotifySettings {
-    /// Every value, as a file would write it. The path of a webhook often is its secret.
+    /// Reports every value in configuration syntax. Often the path of a webhook is its secret, so it is
+    /// omitted.
     pub(crate) fn each(&self, line: &mut dyn FnMut(&str, String)) {
         line("notify.on", self.on.iter().map(|on| on.as_str()).collect::<Vec<_>>().join(", "));
         if let Some(program) = &self.program {

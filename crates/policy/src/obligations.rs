@@ -1,30 +1,28 @@
-//! What the rules that apply want of a run beyond a verdict: a profile, powers,
-//! limits. They change with what powers it runs, never whether it has a sandbox
-//! (L1).
+//! Requirements of the applicable rules for a run, besides the verdict: a profile, powers, limits. They
+//! change the powers of the run, never its sandbox (L1).
 //!
-//! Must not know questions: that powers of a rule that asks are asked about is
-//! `decide`'s.
+//! Must not know questions: `decide` asks about the powers of a rule that asks.
 
 use stockade_model::{Grant, Limits, Profile, Request, Verdict};
 
 use crate::rules::{Findings, Rule};
 use crate::settings::Settings;
 
-/// What the rules want of a run.
+/// Requirements of the rules for a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Obligations {
-    /// The profile to run with, where it is another than the one asked for.
+    /// The profile to run with, if it is not the requested one.
     pub profile: Option<String>,
-    /// Powers to add, beyond those asked for.
+    /// Powers to add to the requested ones.
     pub grants: Vec<Grant>,
-    /// Limits that hold where they are lower than the profile's.
+    /// Limits that apply if they are lower than the profile's.
     pub limits: Limits,
 }
 
 impl Obligations {
-    /// Of `allow` rules only where together they cover the whole command.
+    /// Collects the requirements. `allow` rules count only if together they cover the whole command.
     pub(crate) fn of(settings: &Settings, request: &Request, found: &Findings<'_>) -> Self {
-        // A rule that refuses wants nothing of the run.
+        // A rule that refuses has no requirements.
         let raised = found.raised.iter().map(|(rule, _)| *rule).filter(|rule| rule.effect == Verdict::Ask);
         let speaking: Vec<&Rule> = raised.chain(found.allowed.iter().copied()).collect();
         let mut all = Self::default();
@@ -45,12 +43,12 @@ impl Obligations {
         all
     }
 
-    /// True where nothing is wanted.
+    /// Returns whether there are no requirements.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The request with profile and powers put in.
+    /// Returns the request with the required profile and powers.
     pub fn request(&self, request: &Request) -> Request {
         if self.profile.is_none() && self.grants.is_empty() {
             return request.clone();
@@ -61,19 +59,18 @@ impl Obligations {
         wanted
     }
 
-    /// Lowers the limits of a profile to those wanted.
+    /// Lowers the limits of a profile to the required ones.
     pub fn narrow(&self, profile: &mut Profile) {
         profile.limits.lower_to(&self.limits);
     }
 }
 
-/// The narrowest profile that the rules name; the first of those of which
-/// neither is wider. It takes the place of the configured profile; one that was
-/// asked for by name is only narrowed.
+/// Returns the narrowest profile that the rules name; the first one if neither is wider. This profile
+/// replaces the configured one; a profile that was requested by name is only narrowed.
 fn profile_of(settings: &Settings, request: &Request, rules: &[&Rule]) -> Option<String> {
     let spec = |name: &str| settings.profiles.get(name);
     let mut chosen: Option<&str> = None;
-    // A project's word counts only where it narrows what the person's rules say.
+    // A project's rule counts only if it narrows the user's rules.
     let mut named: Vec<&Rule> = rules.iter().copied().filter(|rule| rule.profile.is_some()).collect();
     named.sort_by_key(|rule| rule.origin.layer());
     for name in named.iter().filter_map(|rule| rule.profile.as_deref()) {

@@ -1,5 +1,5 @@
-//! From the text of one file to its typed content, with the place of every key
-//! and value. Unknown keys are refused with a suggestion.
+//! Parses the text of one file to its typed content, with the position of every key and value. Unknown keys
+//! are refused with a suggestion.
 //!
 //! Must not know layers or merging.
 
@@ -12,25 +12,25 @@ use toml::de::{DeTable, DeValue};
 
 use crate::error::{ConfigError, Lines, Place, suggestion};
 
-/// Where each key of a file stands, by its path: `profiles.ci.write[0]`.
+/// Position of each key of a file, by its path: `profiles.ci.write[0]`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places {
     by_path: BTreeMap<String, Place>,
 }
 
 impl Places {
-    /// The place of a key, or of an item of a list.
+    /// Returns the position of a key, or of an item of a list.
     pub(crate) fn get(&self, path: &str) -> Option<Place> {
         self.by_path.get(path).copied()
     }
 }
 
-/// Reads one file whose places nobody asks for.
+/// Parses one file whose positions are not needed.
 pub(crate) fn parse_content<T: DeserializeOwned>(file: &Path, source: &str) -> Result<T, ConfigError> {
     toml::from_str(source).map_err(|error| explain(file, source, &error))
 }
 
-/// Reads one file.
+/// Parses one file.
 pub(crate) fn parse<T: DeserializeOwned>(file: &Path, source: &str) -> Result<(T, Places), ConfigError> {
     let table = DeTable::parse(source).map_err(|error| explain(file, source, &error))?;
     let mut index = Index { lines: Lines::of(source), places: Places::default() };
@@ -38,7 +38,7 @@ pub(crate) fn parse<T: DeserializeOwned>(file: &Path, source: &str) -> Result<(T
     Ok((parse_content(file, source)?, index.places))
 }
 
-/// Collects places on a walk through a file.
+/// Collects positions on a walk through a file.
 struct Index<'a> {
     lines: Lines<'a>,
     places: Places,
@@ -69,8 +69,8 @@ impl Index<'_> {
     }
 }
 
-/// Says a parser's error in our words. The parser's own words for an unknown
-/// name are `unknown field|variant NAME, expected ...`, names in backquotes.
+/// Rephrases a parser's error. The parser's message for an unknown name is
+/// `unknown field|variant NAME, expected ...`, with names in backquotes.
 fn explain(file: &Path, source: &str, error: &toml::de::Error) -> ConfigError {
     let place = error.span().map(|span| Lines::of(source).place(span.start));
     let message = error.message();

@@ -1,9 +1,8 @@
-//! Which files a patch changes, so that each can be judged by itself. Reads the
-//! headers of the `*** Begin Patch` form and of unified diffs (diff(1), git).
+//! Lists the files that a patch changes, so that each can be judged separately. Parses the headers of the
+//! `*** Begin Patch` form and of unified diffs (diff(1), git).
 //!
-//! Must not know what a change is worth, and applies nothing. A patch whose
-//! headers are not understood is an error: what cannot be read is not judged
-//! file by file.
+//! Must not judge a change, and applies nothing. A patch whose headers are not understood is an error,
+//! because its files cannot be judged separately.
 
 use crate::file::FileOperation;
 
@@ -13,27 +12,26 @@ const MAX_FILES: usize = 10_000;
 /// One file of a patch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileChange {
-    /// As the patch names it: relative to where it is applied, or absolute.
+    /// Path in the patch: relative to the directory where the patch is applied, or absolute.
     pub path: String,
-    /// What becomes of it.
+    /// Operation on the file.
     pub operation: FileOperation,
 }
 
-/// Why a patch cannot be judged file by file.
+/// Reason why a patch cannot be judged file by file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {why}")]
 pub struct PatchError {
-    /// Line, from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// What is wrong.
+    /// The reason.
     pub why: &'static str,
 }
 
-/// The files of a patch in the order they stand; a rename is a removal and a
-/// creation.
+/// Returns the files of a patch in their order; a rename is a removal and a creation.
 ///
 /// # Errors
-/// When the text is no patch of a known form.
+/// An error if the text is not a patch of a known form.
 pub fn changes_of_patch(text: &str) -> Result<Vec<FileChange>, PatchError> {
     let begins = text.lines().find(|line| !line.trim().is_empty());
     let changes =
@@ -86,7 +84,7 @@ fn of_envelope(text: &str) -> Result<Vec<FileChange>, PatchError> {
 fn of_diff(text: &str) -> Result<Vec<FileChange>, PatchError> {
     let mut changes: Vec<FileChange> = Vec::new();
     let mut old: Option<String> = None;
-    // Lines that are left of the hunk, on either side: they are no headers.
+    // Remaining lines of the hunk, of the old and the new file: they are not headers.
     let mut left = (0usize, 0usize);
     for (i, line) in text.lines().enumerate() {
         let wrong = |why| Err(PatchError { line: i + 1, why });
@@ -132,14 +130,14 @@ fn pair(old: &str, new: &str) -> Vec<FileChange> {
     }
 }
 
-/// A name ends at a tab, behind which diff(1) puts a time.
+/// Returns the name up to a tab, after which diff(1) writes a time.
 fn diff_name(name: &str, prefix: &str) -> Option<String> {
     let name = name.split('\t').next().unwrap_or(name).trim_end();
     let plain = !name.starts_with('"') && !name.is_empty();
     plain.then(|| name.strip_prefix(prefix).unwrap_or(name).to_owned())
 }
 
-/// `12,3 +12,4 @@`: a missing count is one.
+/// Parses `12,3 +12,4 @@`: a missing count is one.
 fn hunk_lines(text: &str) -> Option<(usize, usize)> {
     let (old, rest) = text.split_once(" +")?;
     let (new, _) = rest.split_once(" @@")?;

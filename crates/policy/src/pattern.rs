@@ -1,6 +1,6 @@
-//! The written forms that rules match with: words, paths, hosts, times.
+//! Text forms of the patterns in rules: words, paths, hosts, times.
 //!
-//! Each is a type that only its parser can make. Must not know rules.
+//! Each is a type that is checked when it is parsed. Must not know rules.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -21,22 +21,22 @@ const MAX_PATTERN_BYTES: usize = 4096;
 /// Most alternatives of one word.
 const MAX_ALTERNATIVES: usize = 64;
 
-/// One word of a command, or several of which any will do.
+/// One word of a command, or several alternative words.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Word(Vec<String>);
 
 impl Word {
-    /// One word, as it is.
+    /// Returns a word without alternatives.
     pub fn one(word: impl Into<String>) -> Self {
         Self(vec![word.into()])
     }
 
-    /// Several words of which any will do; `None` where there are none.
+    /// Returns a word with several alternatives; `None` if there are none.
     pub fn any(words: Vec<String>) -> Option<Self> {
         if words.is_empty() { None } else { Some(Self(words)) }
     }
 
-    /// The words; at least one.
+    /// Returns the alternatives; at least one.
     pub fn alternatives(&self) -> &[String] {
         &self.0
     }
@@ -99,7 +99,7 @@ impl JsonSchema for Word {
     }
 }
 
-/// What a path pattern starts from.
+/// Base directory of a path pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Anchor {
     Root,
@@ -107,9 +107,8 @@ enum Anchor {
     Workspace,
 }
 
-/// A path with `*`, `?` within a name and `**` for any number of directories:
-/// `./src/**/*.rs`, `~/.ssh`, `/etc/*.conf`, `**/.env`. It covers what lies
-/// beneath what it names.
+/// A path with `*`, `?` within a name and `**` for any number of directories: `./src/**/*.rs`, `~/.ssh`,
+/// `/etc/*.conf`, `**/.env`. The pattern also covers everything beneath the matched paths.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathPattern {
     anchor: Anchor,
@@ -117,7 +116,7 @@ pub struct PathPattern {
 }
 
 impl PathPattern {
-    /// True where `path`, absolute and normal, is covered.
+    /// Returns whether the pattern covers `path`, which is absolute and normal.
     pub fn covers(&self, path: &Path, home: &Path, workspace: &Path) -> bool {
         let base = match self.anchor {
             Anchor::Root => Path::new("/"),
@@ -130,7 +129,7 @@ impl PathPattern {
             match component {
                 Component::Normal(name) => names.push(name.to_string_lossy()),
                 Component::CurDir | Component::RootDir => {}
-                // Where it leads is not known here.
+                // The target of such a component is unknown here.
                 Component::ParentDir | Component::Prefix(_) => return false,
             }
         }
@@ -139,7 +138,7 @@ impl PathPattern {
         parts_cover(&parts, &names)
     }
 
-    /// True where it names one path, without `*` or `?`.
+    /// Returns whether the pattern names one path, without `*` or `?`.
     pub fn is_plain(&self) -> bool {
         !self.parts.iter().any(|part| part.contains(['*', '?']))
     }
@@ -202,9 +201,9 @@ text_form!(
 /// A path of a fact: a pattern, or everything outside the workspace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PathFact {
-    /// Whatever does not lie in the workspace.
+    /// All paths outside the workspace.
     OutsideWorkspace,
-    /// What the pattern covers.
+    /// The paths that the pattern covers.
     Covered(PathPattern),
 }
 
@@ -236,13 +235,12 @@ impl FromStr for PathFact {
 }
 text_form!(PathFact, r"^(outside-workspace$|/|~$|~/|\.$|\./|\*\*/)", "A path pattern, or `outside-workspace`.");
 
-/// A grant as configuration may write it: a path in it may start with `~/` or
-/// `./`.
+/// A grant in its configuration form: a path in it may start with `~/` or `./`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantText(String);
 
 impl GrantText {
-    /// Whether it is for something at a host: a secret, or a key that authenticates there.
+    /// Returns whether the grant is for a host: a secret, or a key that authenticates there.
     pub(crate) fn is_at_host(&self) -> bool {
         let is_signature = || {
             self.0
@@ -253,7 +251,7 @@ impl GrantText {
         self.0.starts_with("secret ") || is_signature()
     }
 
-    /// The grant it means for a workspace.
+    /// Returns the grant for a workspace.
     pub fn resolve(&self, home: &Path, workspace: &Path) -> Option<Grant> {
         grant_with(&self.0, home, workspace)
     }
@@ -291,13 +289,12 @@ impl FromStr for GrantText {
         }
     }
 }
-/// An entry of a list of grants: one power, or a shipped group of hosts to connect to,
-/// `@pypi`.
+/// An entry of a list of grants: one power, or a shipped group of hosts to connect to, `@pypi`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrantEntry(Vec<GrantText>);
 
 impl GrantEntry {
-    /// The powers it stands for.
+    /// Returns the powers of the entry.
     pub fn grants(&self) -> &[GrantText] {
         &self.0
     }
@@ -324,7 +321,7 @@ text_form!(
     "A grant, e.g. `connect pypi.org:443`, or a shipped group of hosts to connect to, e.g. `@pypi`."
 );
 
-/// Host and port of `host:port`, `[v6]:port`, a bare IPv6 address, `host`.
+/// Splits host and port of `host:port`, `[v6]:port`, a bare IPv6 address, `host`.
 pub(crate) fn split_port(text: &str) -> (&str, Option<&str>) {
     if let Some(rest) = text.strip_prefix('[')
         && let Some((host, after)) = rest.split_once(']')
@@ -337,7 +334,7 @@ pub(crate) fn split_port(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// The name of a rule: lower-case letters, digits and `-`.
+/// Name of a rule: lower-case letters, digits and `-`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleName(pub(crate) String);
 
@@ -356,20 +353,20 @@ text_form!(RuleName, "^[a-z0-9][a-z0-9-]{0,63}$", "A name for the rule.");
 const DAYS: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
 const DAY_MINUTES: u32 = 24 * 60;
 
-/// A part of the week: days, hours, or both: `mon-fri`, `09:00-18:00`,
-/// `mon-fri 09:00-18:00 +01:00`, `sat,sun`. Hours that end before they start
-/// run into the next day. Times are UTC unless an offset stands behind.
+/// A time window of the week: days, hours, or both: `mon-fri`, `09:00-18:00`, `mon-fri 09:00-18:00 +01:00`,
+/// `sat,sun`. If the end is before the start, the window continues into the next day. Times are UTC unless
+/// an offset follows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TimeWindow {
     text: String,
     days: [bool; 7],
-    /// Minutes of the day, the start included, the end not.
+    /// Minutes of the day; the start is included, the end is not.
     hours: (u32, u32),
     offset_minutes: i32,
 }
 
 impl TimeWindow {
-    /// True where this time, in milliseconds since the epoch, lies in it.
+    /// Returns whether this time, in milliseconds since the epoch, is in the window.
     pub fn holds(&self, time_ms: u64) -> bool {
         let minutes = i64::try_from(time_ms / 60_000).unwrap_or(i64::MAX / 2) + i64::from(self.offset_minutes);
         let day = minutes.div_euclid(i64::from(DAY_MINUTES));

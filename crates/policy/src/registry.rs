@@ -1,8 +1,7 @@
-//! The policies of sessions: one configuration for all, and what a session's
-//! own text narrows of it.
+//! The policies of sessions: one configuration for all, narrowed by the text of a session.
 //!
-//! Must not know who makes sessions. Holds merged settings only; a text that
-//! cannot be used leaves no session behind.
+//! Must not know the creators of sessions. Contains merged settings only; a text that cannot be used
+//! registers no session.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,13 +15,13 @@ use crate::settings::Settings;
 /// Most sessions with a policy of their own.
 pub const MAX_SESSIONS: usize = 10_000;
 
-/// Why a session has no policy of its own.
+/// Reason why a session has no policy of its own.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// Its text says something that it cannot mean, or would widen.
+    /// The text contains an invalid or a widening value.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// There are too many.
+    /// There are too many sessions.
     #[error("{MAX_SESSIONS} sessions have a policy of their own\nhint: end some")]
     Full,
 }
@@ -36,21 +35,20 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// One policy for every session.
+    /// Returns a registry with one policy for every session.
     pub fn new(base: Arc<Settings>) -> Self {
         Self { base, sessions: BTreeMap::new(), told: false }
     }
 
-    /// What holds for a session.
+    /// Returns the settings that apply to a session.
     pub fn settings(&self, session: Option<&SessionId>) -> &Arc<Settings> {
         session.and_then(|session| self.sessions.get(session)).unwrap_or(&self.base)
     }
 
-    /// Gives a session a text of its own, which may only tighten. Whatever it
-    /// had before no longer counts.
+    /// Gives a session a text of its own, which may only tighten. The text replaces an earlier one.
     ///
     /// # Errors
-    /// See [`RegisterError`]; then nothing changed.
+    /// See [`RegisterError`]; then nothing is changed.
     pub fn register(&mut self, session: &SessionId, source: &str) -> Result<(), RegisterError> {
         if !self.sessions.contains_key(session) && self.sessions.len() >= MAX_SESSIONS {
             return Err(RegisterError::Full);
@@ -61,17 +59,16 @@ impl Registry {
         Ok(())
     }
 
-    /// Forgets a session's own policy.
+    /// Removes a session's own policy.
     pub fn end(&mut self, session: &SessionId) {
         self.sessions.remove(session);
     }
 
-    /// What to say about the built-in policy: something the first time, where
-    /// nothing is configured, and nothing after that.
+    /// Returns the notice about the built-in policy: once, if nothing is configured, and `None` after that.
     pub fn notice(&mut self) -> Option<&'static str> {
         (self.base.is_built_in() && !std::mem::replace(&mut self.told, true)).then_some(BUILT_IN_NOTICE)
     }
 }
 
-/// What a person is told once where no policy is configured.
+/// Notice that is shown once if no policy is configured.
 pub const BUILT_IN_NOTICE: &str = "no policy is configured: the built-in one holds (`stockade policy table` shows it)";

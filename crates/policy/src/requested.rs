@@ -1,9 +1,8 @@
-//! What the rules say of a power that a request asks for before it runs.
+//! Decisions of the rules about a power that a request asks for before it runs.
 //!
-//! A power lets a run do more than one act: `write` changes, creates and removes, and
-//! a path stands for everything beneath it. A rule that denies any of these denies the
-//! power, and only rules that allow all of them give it. Must not know modes beyond
-//! what the rules make of them, nor approvers.
+//! A power allows more than one act: `write` changes, creates and removes, and a path includes everything
+//! beneath it. A rule that denies any of these acts denies the power, and only rules that allow all of them
+//! give it. Must not know modes beyond the verdicts of rules, nor approvers.
 
 use stockade_model::{Decision, Grant, HostPattern, TargetPattern, Verdict};
 
@@ -12,15 +11,15 @@ use crate::file::FileOperation;
 use crate::rules::{Act, Circumstances, Rule};
 use crate::settings::Settings;
 
-/// The operations that `write` gives.
+/// The operations that `write` allows.
 const WRITES: &[FileOperation] = &[FileOperation::Write, FileOperation::Create, FileOperation::Delete];
-/// A path that no rule names by itself: a rule allows it only where the rule allows
-/// everything beneath its directory.
+/// A path that no rule names explicitly. A rule allows it only if the rule allows everything beneath its
+/// directory.
 const ANY_CHILD: &str = "stockade-any-name/stockade-any-name";
 
 impl Settings {
-    /// What the rules alone say of a power that a request asks for; nothing where no
-    /// rule speaks of all of it.
+    /// Returns the decision of the rules alone about a power that a request asks for; `None` if no rules
+    /// cover all of it.
     pub fn decide_power_by_rule(&self, power: &Grant, stage: &Stage<'_>, around: &Circumstances) -> Option<Decision> {
         if let Some(decision) = self.decide_governed(stage.workspace, power) {
             return Some(decision);
@@ -43,19 +42,19 @@ impl Settings {
         };
         let beneath = beneath.into_iter().map(|(path, operation)| by_rule(Act::File { path, operation }));
         let decision = strictest(whole.into_iter().chain(beneath))?;
-        // A rule may refuse a name beneath the path, which cannot be seen here.
+        // A rule may refuse a name beneath the path, which is not visible here.
         let is_narrowed = power.path().is_some() && self.rules().any(Rule::guards_files);
         (decision.verdict != Verdict::Allow || !is_narrowed).then_some(decision)
     }
 }
 
-/// What a power lets a run do, as far as rules can speak of it.
+/// Returns the acts that a power allows, as far as rules can be about them.
 pub fn acts_of_power(power: &Grant) -> impl Iterator<Item = Act<'_>> {
     let (files, host) = match power {
         Grant::Write(path) => (Some((path.as_path(), WRITES)), None),
         Grant::Read(path) => (Some((path.as_path(), &[FileOperation::Read][..])), None),
         Grant::Connect(targets) => (None, one_host(targets)),
-        // A rule that allows a host says nothing of secrets and signatures; one that denies it does.
+        // A rule that allows a host does not allow secrets and signatures; one that denies it does deny them.
         Grant::Secret(_) | Grant::Sign(_) => (None, None),
         Grant::Listen(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => (None, None),
         Grant::Effect(_) => (None, None),
@@ -66,8 +65,8 @@ pub fn acts_of_power(power: &Grant) -> impl Iterator<Item = Act<'_>> {
     files.into_iter().flat_map(of_file).chain(host)
 }
 
-/// The one host of a power. Patterns are not decided here: the profile of the run
-/// refuses the part of a pattern that a rule refuses.
+/// Returns the one host of a power. Patterns are not decided here: the profile of the run refuses the part
+/// of a pattern that a rule refuses.
 fn one_host(targets: &TargetPattern) -> Option<Act<'_>> {
     let port = targets.target()?.port;
     match targets.host() {
@@ -76,7 +75,7 @@ fn one_host(targets: &TargetPattern) -> Option<Act<'_>> {
     }
 }
 
-/// The strictest decision; `allow` only where every act has one.
+/// Returns the strictest decision; `allow` only if every act has a decision.
 pub fn strictest(said: impl Iterator<Item = Option<Decision>>) -> Option<Decision> {
     let said: Vec<_> = said.collect();
     let open = said.contains(&None) || said.is_empty();

@@ -1,7 +1,7 @@
-//! From the settings, a profile's name and grants to the powers of one run.
-//! Adds exactly what is granted (L3), never what governs the run (L7).
+//! Resolves the settings, a profile's name and grants to the powers of one run. Adds exactly the granted
+//! powers (L3), and never powers over files that govern the run (L7).
 //!
-//! Must not know modes or consent: who agreed is not asked here.
+//! Must not know modes or consent: the approvers of the grants do not matter here.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -21,15 +21,15 @@ use crate::settings::{OwnDirectories, PassedPlace, Settings};
 use crate::spec::{ProfileSpec, Sourced};
 use crate::text::ConfigPath;
 
-/// Why a profile cannot be made.
+/// Reason why a profile cannot be resolved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
     /// There is no profile of this name.
     #[error("there is no profile `{name}`\nhint: {hint}")]
     UnknownProfile {
-        /// The name asked for, escaped.
+        /// The requested name, escaped.
         name: String,
-        /// What to do.
+        /// Advice.
         hint: String,
     },
     /// The workspace is not absolute and normal.
@@ -38,17 +38,17 @@ pub enum ResolveError {
         /// The path, escaped.
         path: String,
     },
-    /// The workspace lies in what is hidden.
+    /// The workspace is in a hidden directory.
     #[error("the workspace `{path}` lies in `{hidden}`, which is hidden from runs\nhint: {hint}")]
     HiddenWorkspace {
         /// The path, escaped.
         path: String,
-        /// What hides it, escaped.
+        /// The hidden directory, escaped.
         hidden: String,
-        /// What to do about it.
+        /// Advice.
         hint: String,
     },
-    /// A power would reach what governs the run (L7).
+    /// A power would reach files that govern the run (L7).
     #[error(
         "`{power} {path}` would reach Stockade's own files in `{own}`\nhint: choose a directory that neither holds them nor lies in them"
     )]
@@ -57,10 +57,10 @@ pub enum ResolveError {
         power: &'static str,
         /// The path, escaped.
         path: String,
-        /// Which of its directories, escaped.
+        /// Stockade's own directory, escaped.
         own: String,
     },
-    /// A second mount shows Stockade's own files where a power would reach them (L7).
+    /// A second mount shows Stockade's own files within reach of a power (L7).
     #[error(
         "`{power} {path}` would reach Stockade's own files: `{place}` is `{own}` by another mount\nhint: choose a directory that neither holds them nor lies in them, or unmount it: findmnt --target '{place}'"
     )]
@@ -71,13 +71,13 @@ pub enum ResolveError {
         path: String,
         /// The path that the mount gives, escaped.
         place: String,
-        /// Which of its directories that is, escaped.
+        /// Stockade's own directory at that path, escaped.
         own: String,
     },
-    /// The other paths of what is hidden cannot be found.
+    /// The other paths of hidden files cannot be found.
     #[error(transparent)]
     Mounts(#[from] MountsError),
-    /// A power would change by which way Stockade's own files are found (L7).
+    /// A power could change the way to Stockade's own files (L7).
     #[error(
         "`{power} {path}` would reach Stockade's own files: the link `{link}` on the way to `{target}` leads through `{place}`\nhint: remove the link, or let it lead to a directory in which no run may write"
     )]
@@ -93,12 +93,12 @@ pub enum ResolveError {
         /// The file that is found through the link, escaped.
         target: String,
     },
-    /// A grant names hosts that nobody owns together.
+    /// A grant names hosts without a common owner.
     #[error("`connect {targets}`: {why}\nhint: name the hosts, or the domain that owns them")]
     TooWide {
         /// The hosts.
         targets: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
     /// A grant is for a secret that the profile does not have.
@@ -108,10 +108,10 @@ pub enum ResolveError {
         grant: String,
         /// The profile's name.
         profile: String,
-        /// Which ones it has.
+        /// The existing secrets, as advice.
         hint: String,
     },
-    /// A secret was to be taken where nobody may go.
+    /// A secret would be sent to a denied host.
     #[error("`{grant}`: the profile denies `{entry}`\nhint: nothing lifts a `deny` but its owner's own edit")]
     DeniedSecret {
         /// The grant.
@@ -119,25 +119,24 @@ pub enum ResolveError {
         /// The entry of `egress.deny`.
         entry: String,
     },
-    /// Writing was granted to what is hidden.
+    /// A grant to write is for a hidden path.
     #[error("`{path}` is hidden, so it cannot be written\nhint: {hint}")]
     HiddenWrite {
         /// The path, escaped.
         path: String,
-        /// What to do about it.
+        /// Advice.
         hint: String,
     },
 }
 
-/// The powers of a run: the profile with workspace and home put in and the
-/// grants merged. `workspace` is absolute and canonical.
+/// Returns the powers of a run: the profile with workspace and home substituted and the grants merged.
+/// `workspace` is absolute and canonical.
 ///
-/// `connect`, `sign`, `listen`, `exec` and `memory` are not put into the profile: they
-/// stay in the plan's list of grants, where the backend reads them. A grant
-/// that gives nothing new changes nothing.
+/// `connect`, `sign`, `listen`, `exec` and `effect` are not merged into the profile: they stay in the
+/// plan's list of grants, from which the backend reads them. A grant that gives nothing new changes nothing.
 ///
 /// # Errors
-/// See [`ResolveError`]; nothing may run then.
+/// See [`ResolveError`]; no command may run then.
 pub fn resolve_profile(
     settings: &Settings,
     name: &str,
@@ -169,7 +168,7 @@ pub fn resolve_profile(
         let (path, hidden, hint) = (shown(workspace), shown(&hidden), hint.to_owned());
         return Err(ResolveError::HiddenWorkspace { path, hidden, hint });
     }
-    // Reading first: `write` may depend on what `read` reveals.
+    // Grants to read come first, because `write` may depend on paths that `read` reveals.
     let (reads, others): (Vec<&Grant>, Vec<&Grant>) = grants.iter().partition(|g| matches!(g, Grant::Read(_)));
     for grant in reads.into_iter().chain(others) {
         add_grant(&mut profile, grant, &settings.home)?;
@@ -179,16 +178,16 @@ pub fn resolve_profile(
     Ok(profile)
 }
 
-/// Fails where no profile has this name.
+/// Checks that a profile of this name exists.
 ///
 /// # Errors
-/// [`ResolveError::UnknownProfile`], with the names that there are.
+/// [`ResolveError::UnknownProfile`], with the existing names.
 pub fn require_profile(settings: &Settings, name: &str) -> Result<(), ResolveError> {
     settings.profiles.get(name).map(drop).ok_or_else(|| unknown_profile(settings, name))
 }
 
-/// The grants that must be agreed to together, so that a question shows all
-/// that a yes gives: what lies hidden can be written only if it can be read.
+/// Returns the grants that must be approved together, so that a question shows everything that a yes gives:
+/// a hidden path can be written only if it can be read.
 pub fn complete_grants(profile: &Profile, grants: &[Grant]) -> Vec<Grant> {
     let mut all = Vec::with_capacity(grants.len());
     for grant in grants {
@@ -205,10 +204,9 @@ pub fn complete_grants(profile: &Profile, grants: &[Grant]) -> Vec<Grant> {
 }
 
 impl Settings {
-    /// The directory around a file that may be granted in its place, once many
-    /// of its files are asked for: writing there would reach the file itself,
-    /// and nothing that is protected, hidden or Stockade's own, nor the whole
-    /// home directory, nor what is around the workspace.
+    /// Returns the directory of a file that may be granted instead of the file, once many of its files are
+    /// requested. Write access to the directory must include the file itself. The directory must not
+    /// contain protected or hidden paths, Stockade's own files, the home directory or the workspace.
     pub fn grantable_directory(&self, workspace: &Path, profile: &Profile, file: &Path) -> Option<PathBuf> {
         let directory = file.parent()?;
         let filesystem = &profile.filesystem;
@@ -228,7 +226,7 @@ impl Settings {
     }
 }
 
-/// True where the profile has the power already, as far as a profile tells.
+/// Returns whether the profile already has the power, as far as the profile shows this.
 pub(crate) fn has_power(profile: &Profile, grant: &Grant) -> bool {
     if !profile.sandboxed {
         return true;
@@ -254,8 +252,8 @@ pub(crate) fn has_power(profile: &Profile, grant: &Grant) -> bool {
     }
 }
 
-/// Hides in the person's other homes what is hidden in the one that `HOME` names. What is
-/// revealed there is not revealed in the others.
+/// Hides the paths hidden in the home directory of `HOME` in the user's other homes too. Paths revealed
+/// there are not revealed in the others.
 fn hide_in_other_homes(settings: &Settings, filesystem: &mut Filesystem) {
     let own: Vec<PathBuf> = filesystem
         .hide
@@ -267,16 +265,16 @@ fn hide_in_other_homes(settings: &Settings, filesystem: &mut Filesystem) {
     }
 }
 
-/// Hides what is hidden where it lies too. What is revealed there is not revealed by the name
-/// of the link.
+/// Hides the targets of hidden symbolic links too. Paths revealed there are not revealed under the name of
+/// the link.
 fn hide_where_links_lead(filesystem: &mut Filesystem) {
     let mut targets = LinkTargets::default();
     let led_to: Vec<PathBuf> = filesystem.hide.iter().filter_map(|hidden| targets.of(hidden.as_path())).collect();
     filesystem.hide.extend(led_to.into_iter().map(RawText::from));
 }
 
-/// Hides what is hidden under its other paths too, which second mounts give it. What is
-/// revealed under one path is not revealed under the others.
+/// Hides the other paths that second mounts give to hidden paths. Paths revealed under one path are not
+/// revealed under the others.
 fn hide_other_paths(settings: &Settings, filesystem: &mut Filesystem) -> Result<(), MountsError> {
     let mounts = settings.mounts.as_ref().map_err(MountsError::clone)?;
     let others = mounts.other_paths(filesystem.hide.iter().map(RawText::as_path))?;
@@ -340,7 +338,7 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
         }
         Grant::Read(path) => {
             if hidden_by(filesystem, path).is_some() {
-                // By whatever name it is granted, all its names are.
+                // A grant under one name of a path applies to all of its names.
                 let mut targets = LinkTargets::default();
                 let mut place = |path: &Path| targets.of(path).unwrap_or_else(|| path.to_owned());
                 let granted = place(path);
@@ -369,7 +367,7 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
     Ok(())
 }
 
-/// Adds a host to those of a secret, as its owner's file would name it.
+/// Adds a host to those of a secret, as the user's configuration would.
 fn add_secret_use(profile: &mut Profile, wanted: &SecretUse) -> Result<(), ResolveError> {
     let grant = || wanted.clone().into_grant().to_string();
     let Egress { deny, secrets, .. } = &mut profile.egress;
@@ -396,11 +394,11 @@ fn push(list: &mut Vec<RawText>, path: &Path) {
     }
 }
 
-/// What hides `path`: the nearest entry above it decides, and where both lists
-/// name the same path it is hidden.
+/// Returns the entry that hides `path`: the nearest entry above it decides, and if both lists name the same
+/// path it is hidden.
 pub(crate) fn hidden_by(filesystem: &Filesystem, path: &Path) -> Option<PathBuf> {
     let path = path.as_os_str().as_bytes();
-    // Of two directories that hold one path, the longer is the nearer.
+    // Of two directories that contain a path, the longer one is nearer.
     let nearest = |list: &[RawText]| {
         let holds = |entry: &&RawText| is_beneath(path, entry.as_bytes());
         list.iter().filter(holds).map(|entry| entry.as_bytes().len()).max()
@@ -410,7 +408,7 @@ pub(crate) fn hidden_by(filesystem: &Filesystem, path: &Path) -> Option<PathBuf>
     is_hidden.then(|| Path::new(OsStr::from_bytes(&path[..hidden])).to_owned())
 }
 
-/// True where `path` is `directory` or lies in it; both absolute and normal.
+/// Returns whether `path` is `directory` or is beneath it; both are absolute and normal.
 fn is_beneath(path: &[u8], directory: &[u8]) -> bool {
     match path.strip_prefix(directory) {
         Some(rest) => rest.is_empty() || rest[0] == b'/' || directory == b"/",
@@ -418,55 +416,56 @@ fn is_beneath(path: &[u8], directory: &[u8]) -> bool {
     }
 }
 
-/// Whether a run sees what the host has at `path`, also where it has a directory of its own.
+/// Returns whether a run sees the host's content at `path`. In a tree that the run has privately, a path is
+/// visible only if an entry names it.
 fn is_seen(filesystem: &Filesystem, path: &Path) -> bool {
     let mut named = filesystem.reveal.iter().chain(&filesystem.write);
     !OWN_TREES.iter().any(|tree| path.starts_with(tree)) || named.any(|entry| path.starts_with(entry.as_path()))
 }
 
-/// True where a writable root holds `path` and no protected name stands between.
+/// Returns whether `path` is in a writable root with no protected name in between.
 fn is_writable(filesystem: &Filesystem, path: &Path) -> bool {
     let reaches = |root: &RawText| path.starts_with(root.as_path()) && !names_between(filesystem, root.as_path(), path);
     filesystem.write.iter().any(reaches)
 }
 
-/// Whether a name beneath `root` on the way to `path`, or `path` itself, is protected. A
-/// protected name may begin in the root: `.git/hooks` within `/work/.git`.
+/// Returns whether a name beneath `root` on the way to `path`, or `path` itself, is protected. A protected
+/// name may begin in the root: `.git/hooks` within `/work/.git`.
 fn names_between(filesystem: &Filesystem, root: &Path, path: &Path) -> bool {
     let within = path.ancestors().take_while(|at| *at != root);
     within.into_iter().any(|at| filesystem.protect.iter().any(|name| ends_with_name(at, name)))
 }
 
-/// Whether the last parts of `path` spell `name`, in any letter case.
+/// Returns whether the last parts of `path` equal `name`, in any letter case.
 fn ends_with_name(path: &Path, name: &str) -> bool {
     let mut components = path.components().rev().map(Component::as_os_str);
     name.rsplit('/').all(|part| components.next().is_some_and(|component| component.eq_ignore_ascii_case(part)))
 }
 
-/// True where the parts of `name` follow each other in `path`. Letter case is
-/// ignored, which errs towards "protected".
+/// Returns whether the parts of `name` occur in sequence in `path`. Letter case is ignored, so that in
+/// doubt a path is protected.
 pub(crate) fn holds_name(path: &Path, name: &str) -> bool {
     let parts: Vec<&str> = name.split('/').collect();
     let components: Vec<_> = path.components().map(Component::as_os_str).collect();
     components.windows(parts.len()).any(|w| w.iter().zip(&parts).all(|(a, b)| a.eq_ignore_ascii_case(b)))
 }
 
-/// True where a protected name is part of the path within a writable root.
+/// Returns whether a protected name is part of the path within a writable root.
 pub(crate) fn is_protected(filesystem: &Filesystem, path: &Path) -> bool {
     let is_between =
         |root: &RawText| path.starts_with(root.as_path()) && names_between(filesystem, root.as_path(), path);
     filesystem.write.iter().any(is_between)
 }
 
-/// What of Stockade's own, or of the workspace's own configuration, a power would
-/// reach: nobody's yes gives that (L7).
+/// Returns the file of Stockade, or of the workspace's own configuration, that a power would reach. No
+/// approver can give such a power (L7).
 pub(crate) fn own_reached(settings: &Settings, workspace: &Path, power: &Grant) -> Option<PathBuf> {
     let OwnDirectories { configuration, state, passed, .. } = &settings.own;
     match power {
         Grant::Write(path) => {
             let reached = |own: &&PathBuf| path.starts_with(own) || own.starts_with(path);
             let named = [".stockade", ".stockade.toml"].into_iter().find(|name| holds_name(path, name));
-            // The last of them: the nearest to what the link leads to.
+            // The last of them is the nearest to the target of the link.
             let led_through = || passed.iter().map(|passed| &passed.place).rfind(|place| place.starts_with(path));
             let own = configuration.iter().chain(state).find(reached).or_else(led_through).cloned();
             own.or_else(|| named.map(|name| workspace.join(name)))
@@ -477,8 +476,8 @@ pub(crate) fn own_reached(settings: &Settings, workspace: &Path, power: &Grant) 
 }
 
 impl Settings {
-    /// Which of Stockade's own files or directories is at or above `path`, or would be found
-    /// elsewhere once something is made or, as a link, put there.
+    /// Returns the file or directory of Stockade at or above `path`. Also returns one that would be found
+    /// elsewhere if an object were created at `path`, or a link were put there.
     pub fn own_reached(&self, path: &Path, is_link: bool) -> Option<&Path> {
         let OwnDirectories { configuration, state, passed, .. } = &self.own;
         let leads = |place: &Path| path == place || is_link && place.starts_with(path);
@@ -487,8 +486,7 @@ impl Settings {
     }
 }
 
-/// Refuses powers over Stockade's own files, and over the workspace's own
-/// configuration.
+/// Refuses powers over Stockade's own files, and over the workspace's own configuration.
 fn check_own(settings: &Settings, workspace: &Path, filesystem: &Filesystem) -> Result<(), ResolveError> {
     let refuse = |power, path: &RawText, own: &Path| {
         let path = path.escaped();
@@ -514,14 +512,14 @@ fn check_own(settings: &Settings, workspace: &Path, filesystem: &Filesystem) -> 
             None => refuse(power, entry, &own),
         };
     }
-    // A `read` grant of the very directory took it off the list.
+    // A `read` grant of exactly this directory removed it from the list.
     match settings.own.state.iter().find(|own| hidden_by(filesystem, own).is_none()) {
         Some(own) => refuse("read", &own.as_path().into(), own),
         None => Ok(()),
     }
 }
 
-/// Sorted, without repeats, so that one meaning has one digest.
+/// Sorts the lists and removes duplicates, so that equal filesystems have equal digests.
 fn normalise(filesystem: &mut Filesystem) {
     let Filesystem { write, hide, reveal, protect, sockets, stage: _, undo_bytes: _, trace: _, caches: _ } = filesystem;
     for list in [write, hide, reveal, sockets] {

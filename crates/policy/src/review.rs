@@ -1,8 +1,8 @@
-//! `[review]`: the model that is asked about questions. What leaves the machine
-//! is for the person and whoever manages it to say: no project, no session.
+//! `[review]`: the model that is asked about questions. Questions leave the machine, so only the user and
+//! the administrator may configure a reviewer: no project, no session.
 //!
-//! One section counts as a whole, the last one's, so that no key is ever sent to
-//! an endpoint that another file named.
+//! A section counts as a whole: the last one applies. So no key is ever sent to an endpoint from another
+//! file.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -15,67 +15,62 @@ use crate::text::{Bytes, ConfigPath, Milliseconds, TextError, VariableName, fail
 
 /// Longest time that a question waits for an opinion, in milliseconds.
 const MAX_TIMEOUT_MS: u64 = 5_000;
-/// Calls of one session where nothing else is said.
+/// Default number of calls for one session.
 const DEFAULT_BUDGET_CALLS: u64 = 200;
-/// Bytes of one session, both ways, where nothing else is said.
+/// Default number of bytes for one session, in both directions.
 const DEFAULT_BUDGET_BYTES: u64 = 8 << 20;
 /// Longest name of a model, in bytes.
 const MAX_MODEL_BYTES: usize = 128;
 
-/// A model that gives an opinion on questions before they are put. Off unless
-/// this section is there; not in project configuration. The section of the last
-/// file that has one counts, whole.
+/// A model that gives an opinion on questions before they are asked. Off without this section; not in
+/// project configuration. The section of the last file that has one applies as a whole.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ReviewSection {
-    /// `false` turns off what an earlier file turned on. Default: `true`.
+    /// `false` turns off a reviewer of an earlier file. Default: `true`.
     pub enabled: Option<bool>,
-    /// What the endpoint speaks.
+    /// Protocol of the endpoint.
     pub api: Option<ReviewApi>,
-    /// Where requests go, whole, e.g. `https://api.openai.com/v1/chat/completions`,
-    /// `https://api.anthropic.com/v1/messages` or
-    /// `http://127.0.0.1:11434/v1/chat/completions`. Plain HTTP to this machine
-    /// only.
+    /// The whole URL for requests, e.g. `https://api.openai.com/v1/chat/completions`,
+    /// `https://api.anthropic.com/v1/messages` or `http://127.0.0.1:11434/v1/chat/completions`. Plain HTTP
+    /// to this machine only.
     pub endpoint: Option<EndpointText>,
-    /// The name of the model, as the endpoint knows it.
+    /// Name of the model at the endpoint.
     pub model: Option<ModelName>,
-    /// The variable of the caller that holds the key. Without it and `key_file`
-    /// no key is sent.
+    /// The variable of the caller that contains the key. Without it and `key_file` no key is sent.
     pub key_env: Option<VariableName>,
-    /// The file that holds the key: absolute or `~/...`, for its owner's eyes
-    /// only. No run can read it.
+    /// The file that contains the key: absolute or `~/...`, readable only by its owner. No run can read it.
     pub key_file: Option<ConfigPath>,
-    /// Certificates as PEM, absolute or `~/...`, one of which the endpoint's must
-    /// come from. Default: those that this machine trusts.
+    /// File of trusted certificates (PEM), absolute or `~/...`, for the endpoint. Default: those that this
+    /// machine trusts.
     pub certificates: Option<ConfigPath>,
-    /// How long a question waits for an opinion, at most `5s`, which is the
-    /// default.
+    /// How long a question waits for an opinion, at most `5s`, which is the default.
     pub timeout: Option<Milliseconds>,
-    /// What a session may spend; without a session, a run.
+    /// Budget of a session; without a session, of a run.
     pub budget: BudgetSection,
 }
 
-/// What a session may spend on opinions.
+/// Budget of a session for opinions.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct BudgetSection {
-    /// Questions that are sent. Default: 200.
+    /// Number of questions that are sent. Default: 200.
     pub calls: Option<u64>,
     /// Bytes sent and received. Default: `8MiB`.
     pub bytes: Option<Bytes>,
 }
 
-/// What an endpoint speaks.
+/// Protocol of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReviewApi {
-    /// OpenAI's chat completions, and what is compatible with them.
+    /// OpenAI's chat completions, and compatible protocols.
     Openai,
-    /// Anthropic's messages, and what is compatible with them.
+    /// Anthropic's messages, and compatible protocols.
     Anthropic,
 }
 
-/// Where an HTTP service is.
+/// URL of an HTTP service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointText(pub(crate) Endpoint);
 
@@ -87,7 +82,7 @@ impl FromStr for EndpointText {
 }
 text_form!(EndpointText, "^https?://", "A URL: `https://...`, or `http://...` to this machine.");
 
-/// The name of a model: printable ASCII.
+/// Name of a model: printable ASCII.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelName(String);
 
@@ -102,43 +97,43 @@ impl FromStr for ModelName {
 }
 text_form!(ModelName, "^[!-~]{1,128}$", "The name of a model.");
 
-/// Whom to ask for an opinion, and how much.
+/// Settings of the reviewer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReviewSettings {
-    /// What the endpoint speaks.
+    /// Protocol of the endpoint.
     pub api: ReviewApi,
-    /// Where it is.
+    /// URL of the endpoint.
     pub endpoint: Endpoint,
-    /// The name of the model.
+    /// Name of the model.
     pub model: String,
-    /// Where the key is.
+    /// Source of the key.
     pub key: ReviewKey,
-    /// A file of certificates that count in the place of the machine's.
+    /// A file of certificates that replace those of the machine.
     pub certificates: Option<PathBuf>,
     /// How long a question waits, in milliseconds.
     pub timeout_ms: u64,
     /// Calls of one session.
     pub budget_calls: u64,
-    /// Bytes of one session, both ways.
+    /// Bytes of one session, in both directions.
     pub budget_bytes: u64,
 }
 
-/// Where the key of an endpoint is.
+/// Source of the key of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReviewKey {
-    /// It wants none.
+    /// The endpoint requires no key.
     None,
-    /// In a variable of the caller.
+    /// A variable of the caller.
     Variable(String),
-    /// In a file.
+    /// A file.
     File(PathBuf),
 }
 
-/// What is wrong with a section: the key, the reason, what to do.
+/// Error in a section: the key, the reason, advice.
 pub(crate) type Wrong = (&'static str, &'static str, &'static str);
 
 impl ReviewSection {
-    /// What it means; `None` where it turns reviews off.
+    /// Returns the settings of the section; `None` if it turns reviews off.
     pub(crate) fn settings(&self, home: &Path) -> Result<Option<ReviewSettings>, Wrong> {
         if self.enabled == Some(false) {
             return Ok(None);
@@ -173,7 +168,7 @@ impl ReviewSection {
     }
 }
 
-/// A path that no workspace has a hand in.
+/// Resolves a path, and refuses one in the workspace, because the workspace is not trusted.
 pub(crate) fn in_place(key: &'static str, path: &ConfigPath, home: &Path) -> Result<PathBuf, Wrong> {
     match path {
         ConfigPath::Workspace(_) => {
@@ -184,7 +179,7 @@ pub(crate) fn in_place(key: &'static str, path: &ConfigPath, home: &Path) -> Res
 }
 
 impl ReviewSettings {
-    /// The file that no run may read.
+    /// Returns the file that no run may read.
     pub(crate) fn secret_file(&self) -> Option<&Path> {
         match &self.key {
             ReviewKey::File(path) => Some(path),
@@ -192,7 +187,7 @@ impl ReviewSettings {
         }
     }
 
-    /// Every value, as a file would write it.
+    /// Reports every value in configuration syntax.
     pub(crate) fn each(&self, line: &mut dyn FnMut(&str, String)) {
         let shown = |path: &Path| RawText::from(path).escaped();
         let api = match self.api {

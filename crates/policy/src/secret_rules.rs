@@ -1,6 +1,6 @@
-//! Rules about hosts against secrets and signatures: what refuses a host or asks about it
-//! says the same of each secret on its way there, and of each key that authenticates there;
-//! what allows a host gives these only where its `grants` name them.
+//! Rules about hosts, applied to secrets and signatures. A rule that refuses or asks about a host also
+//! applies to each secret sent to it, and to each key that authenticates there. A rule that allows a host
+//! gives these only if its `grants` name them.
 //!
 //! Must not know connections, keys, nor values of secrets.
 
@@ -13,8 +13,8 @@ use crate::rules::{Act, Circumstances, Match, Rule};
 use crate::settings::Settings;
 
 impl Settings {
-    /// What the rules say of a secret on its way to one host and port; nothing
-    /// where none speaks of it.
+    /// Returns the decision of the rules about a secret that is sent to one host and port; `None` if no
+    /// rule matches.
     pub fn decide_secret_by_rule(
         &self,
         wanted: &SecretUse,
@@ -27,8 +27,8 @@ impl Settings {
         self.decide_at_host((host, port), &gives, stage, around)
     }
 
-    /// What the rules say of a key that authenticates to a host; nothing where none speaks
-    /// of it. No rule about hosts speaks of signatures of git.
+    /// Returns the decision of the rules about a key that authenticates to a host; `None` if no rule
+    /// matches. No rule about hosts applies to signatures of git.
     pub fn decide_signing_by_rule(
         &self,
         wanted: &SignUse,

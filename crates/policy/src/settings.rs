@@ -1,6 +1,6 @@
-//! The merged configuration: every value with where it came from.
+//! The merged configuration: every value with its origin.
 //!
-//! Made by `merge` alone; read by everything else.
+//! Only `merge` makes it; all other modules read it.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -16,23 +16,22 @@ use crate::review::ReviewSettings;
 use crate::rules::{Rule, RuleBook};
 use crate::spec::{Origin, ProfileSpec, Sourced};
 
-/// Stockade's own directories, which no run may write (L7). Absolute and
-/// canonical.
+/// Stockade's own directories, which no run may write (L7). Absolute and canonical.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnDirectories {
-    /// Where configuration lies.
+    /// Directories of configuration.
     pub configuration: Vec<PathBuf>,
-    /// Where approvals and the audit log lie; not readable either.
+    /// Directories of approvals and the audit log; not readable either.
     pub state: Vec<PathBuf>,
-    /// Names by which they are found through links. A run that could change one of these
-    /// would choose the configuration of the next.
+    /// Names by which the directories are found through symbolic links. A run that could change one of
+    /// these would choose the configuration of the next run.
     pub passed: Vec<PassedPlace>,
-    /// Those of the paths above by which a second mount shows one of the others.
+    /// The paths above that are other paths, by a second mount, of another entry.
     pub by_mount: Vec<OtherPath>,
 }
 
 impl OwnDirectories {
-    /// Adds the paths that second mounts give to what is here.
+    /// Adds the paths that second mounts give to the entries.
     pub(crate) fn add_mounts(&mut self, mounts: &MountTable) -> Result<(), MountsError> {
         for list in [&mut self.configuration, &mut self.state] {
             let found = mounts.other_paths(list.iter().map(PathBuf::as_path))?;
@@ -60,21 +59,20 @@ impl OwnDirectories {
         }
     }
 
-    /// The path of Stockade's own that a second mount shows as `path`.
+    /// Returns the own path that a second mount shows as `path`.
     pub(crate) fn original(&self, path: &Path) -> Option<&Path> {
         self.by_mount.iter().find(|other| other.path == path).map(|other| other.of.as_path())
     }
 }
 
-/// A name that is looked up on the way to one of Stockade's own files, because a link
-/// leads there.
+/// A name that is looked up on the way to one of Stockade's own files, because a symbolic link leads there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassedPlace {
-    /// The name: a directory without links, and a name in it that may not exist.
+    /// The name: a directory without symbolic links, and a name in it that may not exist.
     pub place: PathBuf,
-    /// The link that leads there, or `place` itself where that is the link.
+    /// The link that leads there, or `place` itself if that is the link.
     pub link: PathBuf,
-    /// The file or directory of Stockade's that is found this way.
+    /// The file or directory of Stockade that is found this way.
     pub target: PathBuf,
 }
 
@@ -83,29 +81,29 @@ pub struct PassedPlace {
 pub struct Settings {
     /// The profile of runs that name none.
     pub profile: Sourced<String>,
-    /// When to ask.
+    /// When to ask for approval.
     pub approval_mode: Sourced<ApprovalMode>,
     /// How long a question waits, in milliseconds.
     pub approval_timeout_ms: Sourced<u64>,
-    /// Whether a sandbox is insisted on.
+    /// Whether a sandbox is required.
     pub sandbox: Sourced<SandboxPreference>,
     /// The level of runs that name none.
     pub level: Sourced<Level>,
-    /// Whether a person may be asked to run one command without a sandbox.
+    /// Whether a user may be asked to run one command without a sandbox.
     pub allow_host: Sourced<bool>,
-    /// Who gives an opinion on questions; nobody where it is absent.
+    /// The reviewer of questions; absent if there is none.
     pub review: Sourced<Option<ReviewSettings>>,
-    /// Who is told what becomes of sandboxes that last; nobody where it is absent.
+    /// The receivers of notices about persistent sandboxes; absent if there are none.
     pub notify: Sourced<Option<NotifySettings>>,
     pub(crate) home: PathBuf,
-    /// Homes whose credentials are hidden as those of `home` are.
+    /// Home directories whose credentials are hidden like those of `home`.
     pub(crate) other_homes: Vec<PathBuf>,
     pub(crate) own: OwnDirectories,
     /// The mounts of the host when the configuration was read.
     pub(crate) mounts: Result<MountTable, MountsError>,
     pub(crate) profiles: BTreeMap<String, ProfileSpec>,
     pub(crate) rules: RuleBook,
-    /// The last classes named for mode `granular`, in force or not.
+    /// The last classes named for mode `granular`, whether or not the mode is in force.
     pub(crate) granular: Option<stockade_model::GranularMode>,
     /// Files that were read.
     pub(crate) files: Vec<(crate::spec::Layer, PathBuf)>,
@@ -114,30 +112,30 @@ pub struct Settings {
 /// One line of an explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explained {
-    /// The key, as a file would write it; list entries one by one.
+    /// The key in configuration syntax; list entries one by one.
     pub key: String,
-    /// Its value.
+    /// The value.
     pub value: String,
-    /// Where it came from.
+    /// Origin of the value.
     pub origin: Origin,
 }
 
 impl Settings {
-    /// The home directory that `~` stands for.
+    /// Returns the home directory that `~` stands for.
     pub fn home(&self) -> &Path {
         &self.home
     }
 
-    /// With the mounts of the host, which give further paths to what is hidden and to
-    /// Stockade's own files. Their error is that of every run.
+    /// Adds the mounts of the host, which give further paths to hidden files and to Stockade's own files.
+    /// If they are an error, every run fails with it.
     #[must_use]
     pub fn with_mounts(mut self, mounts: Result<MountTable, MountsError>) -> Self {
         self.mounts = mounts.and_then(|mounts| self.own.add_mounts(&mounts).map(|()| mounts));
         self
     }
 
-    /// Forgets the mounts of the host. A persistent sandbox has none of those that came
-    /// after it, and what those before it show is hidden since it was made.
+    /// Removes the mounts of the host. A persistent sandbox has none of the later mounts, and the paths of
+    /// the earlier ones have been hidden since its creation.
     #[must_use]
     pub fn without_mounts(mut self) -> Self {
         self.mounts = Ok(MountTable::default());
@@ -145,33 +143,32 @@ impl Settings {
         self
     }
 
-    /// Names and summaries of the profiles there are.
+    /// Returns names and summaries of the existing profiles.
     pub fn profiles(&self) -> impl Iterator<Item = (&str, &str)> {
         self.profiles.iter().map(|(name, spec)| (name.as_str(), spec.summary.as_str()))
     }
 
-    /// The rules, in the order they were read.
+    /// Returns the rules, in the order in which they were read.
     pub fn rules(&self) -> impl Iterator<Item = &Rule> {
         self.rules.rules()
     }
 
-    /// The rules in their sets, one for each file.
+    /// Returns the rules in their sets, one for each file.
     pub fn rule_book(&self) -> &RuleBook {
         &self.rules
     }
 
-    /// The files that were read, in the order they were merged.
+    /// Returns the files that were read, in the order in which they were merged.
     pub fn files(&self) -> impl Iterator<Item = (crate::spec::Layer, &Path)> {
         self.files.iter().map(|(layer, path)| (*layer, path.as_path()))
     }
 
-    /// True where nothing is configured, so that the built-in policy holds.
+    /// Returns whether nothing is configured, so that the built-in policy applies.
     pub fn is_built_in(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// Every value with its origin: the settings, then the profile `name`, then
-    /// the rules.
+    /// Returns every value with its origin: the settings, then the profile `name`, then the rules.
     pub fn explain(&self, name: &str) -> Vec<Explained> {
         let mut lines = Vec::new();
         self.each_line(name, &mut |key, value, origin| {
@@ -180,9 +177,9 @@ impl Settings {
         lines
     }
 
-    /// Key and value of every line of [`explain`](Self::explain), for a digest
-    /// that answers are bound to. Rules that answers wrote are left out: one
-    /// answer more takes back no other.
+    /// Reports key and value of every line of [`explain`](Self::explain) that the digest for answers
+    /// includes. `allow` rules with provenance, such as those of answers, are left out, so that a new
+    /// answer does not invalidate another one.
     pub fn explained_values(&self, name: &str, mut line: impl FnMut(&str, &str)) {
         let mut line = |key: &str, value: String, _: &Origin| line(key, &value);
         self.each_setting_of(name, &mut line);
@@ -237,10 +234,9 @@ impl Settings {
 }
 
 impl Settings {
-    /// Names what is configured, for consent to be bound to (L5): equal where
-    /// every value is equal, wherever it stands. The time a question waits and
-    /// who gives an opinion on it are left out; they change nothing that was
-    /// agreed to.
+    /// Returns the digest of the configuration, which consent is bound to (L5): equal if every value is
+    /// equal, whatever its position. The time-out of a question and its reviewer are left out, because they
+    /// do not change the approved powers.
     pub fn digest(&self) -> Digest {
         let mut fields: Vec<String> = Vec::new();
         let mut line = |key: &str, value: String, _: &Origin| {
@@ -260,7 +256,7 @@ impl Settings {
     }
 }
 
-/// A mode with its classes.
+/// Formats a mode with its classes.
 fn mode_text(mode: ApprovalMode) -> String {
     let ApprovalMode::Granular(classes) = mode else { return mode_name(mode).to_owned() };
     let named = [
@@ -274,7 +270,7 @@ fn mode_text(mode: ApprovalMode) -> String {
 }
 
 impl ProfileSpec {
-    /// Every entry of every list, and every limit.
+    /// Reports every entry of every list, and every limit.
     fn each(&self, line: &mut dyn FnMut(&str, String, &Origin)) {
         for (key, list) in
             [("write", &self.write), ("hide", &self.hide), ("reveal", &self.reveal), ("sockets", &self.sockets)]

@@ -1,7 +1,7 @@
 //! The built-in profiles, read from the data in `policies/`.
 //!
-//! Must not know configuration files. The data is compiled in, so an error here
-//! is one of this repository's own; the tests hold it well formed.
+//! Must not know configuration files. The data is compiled in, so an error here is an error of this
+//! repository; the tests check its form.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,14 +27,14 @@ const ENVIRONMENT: (&str, &str) = ("environment.toml", include_str!("../../../po
 const CACHES: (&str, &str) = ("caches.toml", include_str!("../../../policies/caches.toml"));
 const CACHES_REASON: &str = "tools run without a question, and the host's caches stay as they are";
 
-/// The built-in profiles by name, with `home` put in.
+/// Returns the built-in profiles by name, with `home` substituted.
 pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, ConfigError> {
     let parts = |(file, source): (&'static str, &'static str)| {
         let wrong = |why: String| ConfigError::new(Path::new(file), None, why);
         let content = read(source).map_err(wrong)?;
         Part::of(&content, file, home).map(|part| (content, part)).map_err(|e| wrong(e.to_string()))
     };
-    // Made once and copied: most of a profile is the two lists.
+    // Made once and copied, because most of a profile is the two lists.
     let (_, credentials) = parts(CREDENTIALS)?;
     let (_, environment) = parts(ENVIRONMENT)?;
     let mut profiles = BTreeMap::new();
@@ -54,7 +54,7 @@ pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, Con
         }
         add(&mut spec, own);
         spec.limits.apply(&content.limits, &|_| Origin::Shipped { file, reason: LIMITS_REASON });
-        // Resolving sorts; what is sorted already costs it nothing.
+        // Resolving a profile sorts its lists; a list that is already sorted takes no time.
         spec.hide.sort_by(|a, b| a.value.bytes().cmp(b.value.bytes()));
         spec.protect.sort_by(|a, b| a.value.cmp(&b.value));
         profiles.insert(name.to_owned(), spec);
@@ -62,9 +62,9 @@ pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, Con
     Ok(profiles)
 }
 
-/// The shipped caches of tools, in the home directory `home`.
+/// Returns the shipped caches of tools, in the home directory `home`.
 pub(crate) fn caches(home: &Path) -> Vec<ToolCache> {
-    // Read once. The tests hold it readable.
+    // Read once. The tests check that it can be read.
     static ENTRIES: LazyLock<Vec<CacheEntry>> =
         LazyLock::new(|| read(CACHES.1).map(|file| file.cache).unwrap_or_default());
     ENTRIES.iter().filter_map(|entry| cache(entry, home)).collect()
@@ -83,10 +83,10 @@ fn cache(entry: &CacheEntry, home: &Path) -> Option<ToolCache> {
     })
 }
 
-/// The shipped lists of credentials, each with its reason; read once.
+/// Returns the shipped lists of credentials, each with its reason; read once.
 pub(crate) fn credential_groups() -> &'static [(Vec<&'static str>, &'static str)] {
     static GROUPS: LazyLock<Vec<(Vec<&'static str>, &'static str)>> = LazyLock::new(|| {
-        // The tests hold it readable.
+        // The tests check that it can be read.
         let groups = read(CREDENTIALS.1).map(|file| file.hide).unwrap_or_default();
         groups.into_iter().map(|group| (group.values, group.reason)).collect()
     });
@@ -124,7 +124,7 @@ fn empty(content: &ShippedFile) -> ProfileSpec {
     }
 }
 
-/// The names of files of a project that run code later.
+/// Returns the names of project files that run code later.
 fn project_files() -> impl Iterator<Item = Sourced<ProtectedName>> {
     let origin = || Origin::Shipped { file: "the list of files that run code later", reason: PROJECT_FILES_REASON };
     PROJECT_FILES
@@ -132,7 +132,7 @@ fn project_files() -> impl Iterator<Item = Sourced<ProtectedName>> {
         .map(move |(name, _)| Sourced::new(ProtectedName(name.trim_end_matches('/').to_owned()), origin()))
 }
 
-/// What one file adds to a profile.
+/// Additions of one file to a profile.
 #[derive(Clone, Debug)]
 struct Part {
     write: Vec<Sourced<ConfigPath>>,
@@ -154,7 +154,7 @@ impl Part {
             Ok(entries)
         };
         let mut hide = paths(&content.hide)?;
-        // Sorted here, it is sorted in every copy.
+        // A list that is sorted here is sorted in every copy.
         hide.sort_by(|a, b| a.value.bytes().cmp(b.value.bytes()));
         let set = content.set.iter().map(|entry| {
             let origin = Origin::Shipped { file, reason: entry.reason };
@@ -180,8 +180,8 @@ fn values<T: FromStr<Err = TextError>>(groups: &[Group], file: &'static str) -> 
     Ok(all)
 }
 
-/// Shipped lists do not contradict each other (tested), so plain additions do;
-/// the rules of `apply` are for people's files.
+/// Adds a part to a profile. Shipped lists do not contradict each other (tested), so plain additions
+/// suffice; the rules of `apply` are for configuration files.
 fn add(spec: &mut ProfileSpec, part: Part) {
     fn take<T>(list: &mut Vec<T>, more: Vec<T>) {
         if list.is_empty() { *list = more } else { list.extend(more) }
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use stockade_model::text_matches;
 
-    /// The same shapes, for a whole TOML reader. They are compared as text.
+    /// The same types, for a complete TOML parser. They are compared as text.
     mod whole {
         use serde::Deserialize;
         use stockade_model::{CacheSharing, Network};
@@ -273,7 +273,7 @@ mod tests {
             assert_eq!(hidden.len(), count, "{name}: a path is hidden twice");
             for pass in &spec.pass {
                 for drop in &spec.drop {
-                    // A name written out outweighs a pattern: that is meant.
+                    // An exact name outweighs a pattern: this is intended.
                     let is_meant = drop.value.as_str().contains('*') && !pass.value.as_str().contains('*');
                     let clash = !is_meant && text_matches(drop.value.as_str(), pass.value.as_str());
                     assert!(!clash, "{name}: `{}` passes and `{}` drops it", pass.value.as_str(), drop.value.as_str());
@@ -293,8 +293,7 @@ mod tests {
         }
     }
 
-    /// The reader of the shipped files understands what a reader of all TOML
-    /// understands.
+    /// The reader of the shipped files finds the same content as a complete TOML parser.
     #[test]
     fn shipped_files_mean_what_toml_means() {
         for (name, source) in PROFILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS, ENVIRONMENT, CACHES]) {

@@ -1,9 +1,8 @@
-//! Reading the files of `policies/`, which are compiled in: every start does
-//! it, so it borrows and makes no tree. They are TOML of the plainest kind, one
-//! statement on a line, strings without escapes; a test holds that a whole TOML
-//! reader finds the same in them.
+//! Reads the files of `policies/`, which are compiled in. Every start does this, so the reader borrows its
+//! strings and builds no tree. The files are in the simplest form of TOML, one statement per line, strings
+//! without escapes. A test checks that a complete TOML parser finds the same content.
 //!
-//! Must not know what a profile is made of, nor anybody's configuration.
+//! Must not know the parts of a profile, nor configuration files of users.
 
 use stockade_model::{CacheSharing, Network};
 
@@ -34,7 +33,7 @@ pub(crate) enum ListName {
     ProjectFiles,
 }
 
-/// Paths, names or patterns that are there for one reason.
+/// Paths, names or patterns with a common reason.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Group {
     pub values: Vec<&'static str>,
@@ -62,7 +61,7 @@ pub(crate) struct CacheEntry {
     pub reason: &'static str,
 }
 
-/// Where a statement belongs.
+/// Section that a statement belongs to.
 #[derive(Clone, Copy)]
 enum Section {
     Top,
@@ -78,7 +77,7 @@ enum Section {
 /// Reads one file.
 ///
 /// # Errors
-/// The line that is none of the plain forms, or a key that is not known.
+/// The line that is not in one of the simple forms, or an unknown key.
 pub(crate) fn read(source: &'static str) -> Result<ShippedFile, String> {
     let mut file = ShippedFile::default();
     let mut section = Section::Top;
@@ -217,20 +216,20 @@ fn group(groups: &mut [Group], list: &str, key: &str, value: &'static str) -> Op
     Some(())
 }
 
-/// A string that needs no unescaping.
+/// Parses a string without escapes.
 fn string(text: &'static str) -> Option<&'static str> {
     let inner = text.strip_prefix('"')?.strip_suffix('"')?;
     (!inner.contains(['"', '\\'])).then_some(inner)
 }
 
-/// A list of such strings.
+/// Parses a list of such strings.
 fn strings(text: &'static str) -> Option<Vec<&'static str>> {
     let inner = text.strip_prefix('[')?.strip_suffix(']')?;
     if inner.contains('\\') {
         return None;
     }
     let mut found = Vec::new();
-    // Outside and inside of the quotes take turns.
+    // Text outside and inside of quotes alternates.
     for (turn, piece) in inner.split('"').enumerate() {
         if turn % 2 == 1 {
             found.push(piece);

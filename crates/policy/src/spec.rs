@@ -1,8 +1,7 @@
-//! A profile before the workspace is known: lists whose every entry knows where
-//! it came from. Adding a section, and telling whether one profile is wider
-//! than another.
+//! A profile before the workspace is known: lists whose every entry has its origin. Adds sections, and
+//! compares two profiles.
 //!
-//! Must not know files or layers' order; `merge` decides what may be added.
+//! Must not know files or the order of layers; `merge` decides which sections may be added.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,26 +15,25 @@ use crate::file::{LimitsSection, ProfileSection};
 use crate::text::{ConfigPath, DropPattern, PassPattern, ProtectedName};
 use stockade_model::text_matches;
 
-/// Whose configuration a file is. Later layers outweigh earlier ones, but the
-/// project's may only tighten (L7).
+/// Layer of a configuration file. Later layers outweigh earlier ones, but the project's may only tighten
+/// (L7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layer {
-    /// What the machine's administrator insists on: `/etc/stockade/managed.toml`.
-    /// Read first, as defaults, and once more at the end: no other layer undoes
-    /// it.
+    /// Mandatory configuration of the administrator: `/etc/stockade/managed.toml`. The file is applied
+    /// first, as defaults, and again at the end, so that no other layer undoes it.
     Managed,
-    /// The machine's defaults: `/etc/stockade/config.toml`.
+    /// Defaults of the machine: `/etc/stockade/config.toml`.
     System,
-    /// The person's: `$XDG_CONFIG_HOME/stockade/config.toml`.
+    /// Configuration of the user: `$XDG_CONFIG_HOME/stockade/config.toml`.
     User,
-    /// The workspace's: `.stockade.toml` or `.stockade/config.toml`.
+    /// Configuration of the workspace: `.stockade.toml` or `.stockade/config.toml`.
     Project,
-    /// One session's, given by whoever made the session.
+    /// Configuration of one session, given by the creator of the session.
     Session,
 }
 
 impl Layer {
-    /// True where it may only tighten: it is not the person's own word (L7).
+    /// Returns whether the layer may only tighten, because it is not the user's own (L7).
     pub fn only_narrows(self) -> bool {
         matches!(self, Self::Project | Self::Session)
     }
@@ -53,31 +51,31 @@ impl fmt::Display for Layer {
     }
 }
 
-/// Where a value came from.
+/// Origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nothing set it.
+    /// The built-in default.
     Default,
     /// A file of `policies/`, with its reason.
     Shipped {
-        /// The file's name.
+        /// Name of the file.
         file: &'static str,
-        /// Why the entry is there.
+        /// Reason of the entry.
         reason: &'static str,
     },
     /// A configuration file.
     File {
-        /// Whose.
+        /// Layer of the file.
         layer: Layer,
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Where in it.
+        /// Position in the file.
         place: Option<Place>,
     },
 }
 
 impl Origin {
-    /// The layer it belongs to; none where it is built in.
+    /// Returns the layer of the origin; `None` for a built-in value.
     pub fn layer(&self) -> Option<Layer> {
         match self {
             Self::Default | Self::Shipped { .. } => None,
@@ -99,12 +97,12 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A value and where it came from.
+/// A value and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sourced<T> {
     /// The value.
     pub value: T,
-    /// Where it came from.
+    /// Origin of the value.
     pub origin: Origin,
 }
 
@@ -127,7 +125,7 @@ impl LimitsSpec {
         self.0.iter().map(|(limit, entry)| (*limit, entry))
     }
 
-    /// The lower of two in each case; what is absent is higher than any.
+    /// Returns the lower of the two values for each limit; an absent value is higher than any.
     pub(crate) fn lower_of(mut self, other: &Self) -> Self {
         for (limit, entry) in other.each() {
             if self.get(limit).is_none_or(|own| entry.value < own) {
@@ -143,7 +141,7 @@ impl LimitsSpec {
         }
     }
 
-    /// As they hold.
+    /// Returns the limits without their origins.
     pub(crate) fn limits(&self) -> Limits {
         let mut limits = Limits::default();
         for (limit, entry) in self.each() {
@@ -152,17 +150,16 @@ impl LimitsSpec {
         limits
     }
 
-    /// The first that is higher here, or is only there.
+    /// Returns the first limit that is higher here, or that only `base` has.
     pub(crate) fn higher_than(&self, base: &Self) -> Option<Limit> {
         base.each().find(|(limit, entry)| self.get(*limit).is_none_or(|own| own > entry.value)).map(|(limit, _)| limit)
     }
 }
 
-/// A profile before the workspace is known. Home is put in already.
+/// A profile before the workspace is known. The home directory is already substituted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProfileSpec {
-    /// The profiles it extends, nearest first: what is added to them is added
-    /// to it.
+    /// The profiles that this one extends, nearest first: additions to them are additions to this one.
     pub lineage: Vec<String>,
     pub summary: String,
     pub sandboxed: bool,
@@ -191,16 +188,15 @@ pub(crate) fn add<T: PartialEq>(list: &mut Vec<Sourced<T>>, value: T, origin: Or
     }
 }
 
-/// True where every value of `part` is in `whole`.
+/// Returns whether every value of `part` is in `whole`.
 fn is_subset<T: Ord>(part: &[Sourced<T>], whole: &[Sourced<T>]) -> bool {
     let whole: BTreeSet<&T> = whole.iter().map(|entry| &entry.value).collect();
     part.iter().all(|entry| whole.contains(&entry.value))
 }
 
 impl ProfileSpec {
-    /// Adds a section. Within it, what takes away outweighs what gives; against
-    /// what was there before, the section outweighs. `origin` gives the origin
-    /// of a key of the section.
+    /// Adds a section. Within the section, entries that take outweigh entries that give; the section
+    /// outweighs earlier entries. `origin` returns the origin of a key of the section.
     pub(crate) fn apply(&mut self, section: &ProfileSection, origin: &dyn Fn(&str) -> Origin, home: &std::path::Path) {
         let item = |key: &str, i: usize| origin(&format!("{key}[{i}]"));
         for (i, path) in section.write.iter().enumerate() {
@@ -209,7 +205,7 @@ impl ProfileSpec {
         for (i, path) in section.sockets.iter().enumerate() {
             add(&mut self.sockets, path.with_home(home), item("sockets", i));
         }
-        // Of one section the nearest entry decides; of equals, `hide`.
+        // Within one section the nearest entry decides; of equal ones, `hide`.
         for (i, path) in section.hide.iter().enumerate() {
             self.hide(path.with_home(home), item("hide", i));
         }
@@ -253,33 +249,33 @@ impl ProfileSpec {
         self.egress.apply(&section.egress, origin, home);
     }
 
-    /// Takes the lower of its limits and of another's.
+    /// Takes the lower of its own limits and those of another profile.
     pub(crate) fn lower_limits(&mut self, other: &Self) {
         self.limits = other.limits.clone().lower_of(&self.limits);
         self.egress.lower_limits(&other.egress);
     }
 
-    /// Whether writes in the workspace wait for a commit.
+    /// Returns whether writes to the workspace wait for a commit.
     pub(crate) fn stages(&self) -> bool {
         self.stage.as_ref().is_some_and(|entry| entry.value)
     }
 
-    /// Whether what a run changes can be undone.
+    /// Returns whether changes of a run can be undone.
     pub(crate) fn has_undo(&self) -> bool {
         self.undo.as_ref().is_some_and(|entry| entry.value)
     }
 
-    /// How much is kept of a run where it can be undone.
+    /// Returns the limit for undo data of a run, in bytes.
     pub(crate) fn undo_bytes(&self) -> u64 {
         self.undo_bytes.as_ref().map_or(DEFAULT_UNDO_BYTES, |entry| entry.value)
     }
 
-    /// Whether the caches of tools are layers of the workspace.
+    /// Returns whether the caches of tools are layers of the workspace.
     pub(crate) fn has_caches(&self) -> bool {
         self.caches.as_ref().is_some_and(|entry| entry.value)
     }
 
-    /// What lies at or beneath a path that is hidden now is no longer revealed.
+    /// Hides a path. Entries at or beneath it are no longer revealed.
     pub(crate) fn hide(&mut self, path: ConfigPath, origin: Origin) {
         self.reveal.retain(|entry| !entry.value.is_beneath(&path));
         self.sockets.retain(|entry| !entry.value.is_beneath(&path));
@@ -299,7 +295,7 @@ impl ProfileSpec {
     pub(crate) fn drop(&mut self, pattern: DropPattern, origin: Origin) {
         self.pass.retain(|entry| !text_matches(pattern.as_str(), entry.value.as_str()));
         self.set.retain(|name, _| !text_matches(pattern.as_str(), name));
-        // A file that repeats a shipped pattern means more by it: see `dropped_variables`.
+        // A file that repeats a shipped pattern makes it stronger: see `dropped_variables`.
         let is_repeated =
             |entry: &Sourced<DropPattern>| entry.value == pattern && matches!(entry.origin, Origin::Shipped { .. });
         if !matches!(origin, Origin::Shipped { .. }) {
@@ -308,7 +304,7 @@ impl ProfileSpec {
         add(&mut self.drop, pattern, origin);
     }
 
-    /// The variables that do not pass, and which of them a configuration file names.
+    /// Returns the variables that do not pass, and marks those that a configuration file names.
     pub(crate) fn dropped_variables(&self) -> Vec<DroppedVariables> {
         let is_own = |origin: &Origin| !matches!(origin, Origin::Shipped { .. });
         let dropped = |entry: &Sourced<DropPattern>| DroppedVariables {
@@ -318,8 +314,8 @@ impl ProfileSpec {
         self.drop.iter().map(dropped).collect()
     }
 
-    /// The first key in which this profile gives more than `base`, if any.
-    /// Errs towards "wider": equal powers written differently count as wider.
+    /// Returns the first key in which this profile gives more than `base`, if any. In doubt, the result is
+    /// "wider": equal powers in different notation count as wider.
     pub(crate) fn wider_than(&self, base: &Self) -> Option<&'static str> {
         match (base.sandboxed, self.sandboxed) {
             (false, _) => return None,
@@ -333,8 +329,8 @@ impl ProfileSpec {
         if !self.write.iter().all(beneath_base) {
             return Some("write");
         }
-        // Nearest entry wins, so a hidden path stays hidden only if it is still
-        // listed and nothing new is revealed.
+        // The nearest entry decides, so a hidden path stays hidden only if it is still listed and no new
+        // path is revealed.
         if !is_subset(&base.hide, &self.hide) {
             return Some("hide");
         }
@@ -356,8 +352,7 @@ impl ProfileSpec {
         if self.has_caches() && !base.has_caches() {
             return Some("caches");
         }
-        // What is refused is refused first: a program that is asked about there
-        // as well is no wider.
+        // A refusal comes before a question, so a refused program that is also asked about is not wider.
         if !is_subset(&base.exec_deny, &self.exec_deny) {
             return Some("exec.deny");
         }

@@ -1,10 +1,9 @@
-//! From what a session was given and refused to the smallest policy that would
-//! have let the approved part pass.
+//! Suggests the smallest policy that would have allowed the approved part of a session, from the grants and
+//! denials of the session.
 //!
-//! Exact by default: each path and host as it was agreed to. A directory takes
-//! the place of its files only where that is asked for, and what it would newly
-//! allow is shown. Never over credentials, protected names or what own_reached, and
-//! never over anything that was refused. Pure: events in, text out.
+//! Exact by default: each approved path and host by itself. A directory replaces its files only on request,
+//! and the additional paths are shown. Never suggests powers over credentials, protected names or
+//! Stockade's own files, and never a power that was refused. Pure: events in, text out.
 
 #[path = "suggest_reads.rs"]
 mod reads;
@@ -24,35 +23,35 @@ use crate::file::ProvenanceSection;
 use crate::resolve::{has_power, hidden_by, is_protected, own_reached, resolve_profile};
 use crate::settings::Settings;
 
-/// From how many files on a directory may take their place.
+/// Number of files from which on a directory may replace them.
 const FILES_FOR_DIRECTORY: usize = 3;
 /// Most powers of one suggestion.
 const MAX_POWERS: usize = 1000;
 
-/// Most files of traced runs that are kept in mind.
+/// Most files of traced runs that are stored.
 const MAX_READS: usize = 10_000;
 
 const IN_SESSION: &str = "agreed to in a session";
 
-/// What to suggest from.
+/// Data for a suggestion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Learned {
-    /// Powers that were agreed to, and who agreed in which requests.
+    /// Powers that were approved, with their approvers and requests.
     pub approved: BTreeMap<Grant, BTreeSet<Provenance>>,
-    /// Powers that were refused and stayed so, and how often.
+    /// Powers that were refused and not approved later, with the number of refusals.
     pub refused: BTreeMap<Grant, u64>,
-    /// What traced runs read, by resolved path.
+    /// Read accesses of traced runs, by resolved path.
     pub reads: BTreeMap<PathBuf, Reading>,
     requests: BTreeMap<RequestId, Request>,
     asked: BTreeMap<RequestId, String>,
 }
 
-/// What a traced run read under one path.
+/// Read access of a traced run to one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// A directory whose names were listed, or that stands for files.
+    /// True for a directory whose names were listed, or that stands for files.
     pub directory: bool,
-    /// How many files it stands for; 0 where it is meant itself.
+    /// Number of files that the directory stands for; 0 if the path itself was read.
     pub files: u64,
     /// The program that read it first.
     pub program: Option<RawText>,
@@ -60,17 +59,17 @@ pub struct Reading {
     pub request: RequestId,
 }
 
-/// Who agreed, during which request.
+/// An approver and the request of the approval.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Provenance {
     /// The request.
     pub request: RequestId,
-    /// Who: `terminal`, `cache` ...
+    /// The approver: `terminal`, `cache` ...
     pub by: String,
 }
 
 impl Provenance {
-    /// As it stands beside what is suggested because of it.
+    /// Returns the provenance of a suggested entry.
     fn of_suggestion(&self) -> ProvenanceSection {
         ProvenanceSection {
             by: format!("suggested, agreed to by {}", self.by),
@@ -81,11 +80,11 @@ impl Provenance {
 }
 
 impl Learned {
-    /// Takes in one event, in order.
+    /// Adds one event; events come in order.
     pub fn take(&mut self, event: &Event) {
         match &event.kind {
             EventKind::Requested { request, .. } => {
-                // What it asks for is not agreed to yet.
+                // Powers that a request asks for are not yet approved.
                 self.requests.insert(event.request.clone(), (**request).clone());
             }
             EventKind::Answered { by, .. } => {
@@ -103,7 +102,8 @@ impl Learned {
         }
     }
 
-    /// A directory stands for its files once it did.
+    /// Records a read access. The number of files never decreases, so that a directory which once stood for
+    /// files still does.
     fn read(&mut self, read: &ReadAccess, request: &RequestId) {
         let path = read.object.as_path();
         if let Some(known) = self.reads.get_mut(path) {
@@ -125,7 +125,7 @@ impl Learned {
             let provenance = Provenance { request: request.clone(), by };
             self.approved.entry(grant.clone()).or_default().insert(provenance);
         }
-        // The later word holds: first it was refused, then agreed to.
+        // The later decision counts: first the power was refused, then approved.
         self.refused.remove(grant);
     }
 
@@ -133,7 +133,7 @@ impl Learned {
         let Some(grant) = &denial.grant else { return };
         match denial.resolution {
             Resolution::Granted => self.approve(grant, request),
-            // Noted where nobody was asked: no word against what was agreed to.
+            // Recorded without a question: it does not contradict an earlier approval.
             Resolution::Recorded if self.approved.contains_key(grant) => {}
             Resolution::Refused | Resolution::Recorded => {
                 if self.refused.len() < MAX_POWERS || self.refused.contains_key(grant) {
@@ -144,35 +144,35 @@ impl Learned {
     }
 }
 
-/// A directory in the place of some of its files.
+/// A directory that replaces some of its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generalisation {
     /// The directory.
     pub directory: PathBuf,
-    /// The paths whose place it takes.
+    /// The replaced paths.
     pub from: Vec<PathBuf>,
-    /// For reading alone.
+    /// True if the directory is for reading only.
     pub reads: bool,
 }
 
-/// What is suggested.
+/// A suggested policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Suggestion {
     /// Lists of the profile by key: `write`, `reveal`, `env.pass`, `egress.allow`.
     pub profile: BTreeMap<&'static str, Vec<String>>,
-    /// Rules with powers that no profile holds.
+    /// Rules with powers that no profile contains.
     pub rules: Vec<DraftRule>,
-    /// Directories in the place of files.
+    /// Directories that replace files.
     pub generalised: Vec<Generalisation>,
-    /// What was approved and is not suggested, and why.
+    /// Approved powers that are not suggested, with the reason.
     pub left_out: Vec<(Grant, &'static str)>,
-    /// What was refused and stays so.
+    /// Powers that were refused and not approved later.
     pub refused: Vec<Grant>,
 }
 
-/// Makes the smallest suggestion. `base` is the profile it adds to; `generalise`
-/// lets a directory take the place of three or more of its files. Where a run
-/// was traced, `hideable` and the home directory are hidden but for what it read.
+/// Makes the smallest suggestion. `base` is the profile that it adds to; `generalise` lets a directory
+/// replace three or more of its files. If a run was traced, `hideable` and the home directory are hidden
+/// except for the paths that the run read.
 pub fn suggest(
     settings: &Settings,
     learned: &Learned,
@@ -185,13 +185,13 @@ pub fn suggest(
     let maker = Maker { settings, learned, profile, workspace };
     let mut paths: BTreeSet<PathBuf> = BTreeSet::new();
     for grant in learned.approved.keys() {
-        // A `no` that came later, or elsewhere in the session, outweighs (L9).
+        // A later refusal, or one elsewhere in the session, outweighs the approval (L9).
         if learned.refused.contains_key(grant) {
             suggestion.left_out.push((grant.clone(), "it was also refused"));
         } else if let Some(why) = maker.guarded(grant) {
             suggestion.left_out.push((grant.clone(), why));
         } else if has_power(&maker.profile, grant) {
-            // The profile has it; nothing to add.
+            // The profile already has the power.
         } else if let Grant::Write(path) = grant {
             paths.insert(path.clone());
         } else {
@@ -222,7 +222,7 @@ impl Maker<'_> {
         suggestion.profile.entry(key).or_default().push(self.shown(path));
     }
 
-    /// As configuration writes it: `~/` where it lies in the home directory.
+    /// Returns a path in configuration syntax: `~/` if it is in the home directory.
     fn shown(&self, path: &Path) -> String {
         let home = self.settings.home();
         match path.strip_prefix(home) {
@@ -231,7 +231,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Why a power is never suggested.
+    /// Returns the reason why a power is never suggested.
     fn guarded(&self, grant: &Grant) -> Option<&'static str> {
         let filesystem = &self.profile.filesystem;
         let is_guarded = self.settings.guarded_place(grant).is_some();
@@ -258,7 +258,7 @@ impl Maker<'_> {
         is_guarded.then_some("it is a credential or a part of the system: agree each time")
     }
 
-    /// Powers beyond paths that are written.
+    /// Suggests powers other than written paths.
     fn other(&self, grant: &Grant, suggestion: &mut Suggestion) {
         match grant {
             Grant::Read(path) => self.push(suggestion, "reveal", path),
@@ -283,8 +283,8 @@ impl Maker<'_> {
         }
     }
 
-    /// For the very commands that used it where they can have a rule; otherwise
-    /// for every command of the profile.
+    /// Suggests a connection: for exactly the commands that used it if they can have a rule; otherwise for
+    /// every command of the profile.
     fn connect(&self, target: &Target, grant: &Grant, suggestion: &mut Suggestion) {
         let users = self.learned.approved.get(grant).into_iter().flatten();
         let mut lone = false;
@@ -311,7 +311,7 @@ impl Maker<'_> {
         }
     }
 
-    /// For every command: what a secret is for is its host, not who goes there.
+    /// Suggests a secret for every command: a secret is bound to its host, not to a command.
     fn secret(&self, wanted: &SecretUse, grant: &Grant, suggestion: &mut Suggestion) {
         let first = self.learned.approved.get(grant).and_then(|by| by.first());
         let unknown = || ProvenanceSection { by: "suggested".to_owned(), at: None, request: None };
@@ -324,8 +324,8 @@ impl Maker<'_> {
         }
     }
 
-    /// Directories that may take the place of their files: not where one of them
-    /// holds something guarded or refused.
+    /// Returns directories that may replace their files, unless one of them contains a guarded or refused
+    /// path.
     fn generalise(&self, paths: &mut BTreeSet<PathBuf>) -> Vec<Generalisation> {
         let mut by_directory: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
         for path in paths.iter() {
@@ -364,12 +364,12 @@ fn add_rule(suggestion: &mut Suggestion, draft: DraftRule) {
 }
 
 impl Suggestion {
-    /// True where nothing is to be added.
+    /// Returns whether nothing is suggested.
     pub fn is_empty(&self) -> bool {
         self.profile.is_empty() && self.rules.is_empty()
     }
 
-    /// A configuration with a profile `name` that adds to `base`.
+    /// Returns a configuration with a profile `name` that adds to `base`.
     pub fn to_toml(&self, name: &str, base: &str, learned: &Learned) -> String {
         let mut text = String::new();
         for made in &self.generalised {
@@ -396,7 +396,7 @@ impl Suggestion {
         text
     }
 
-    /// Who agreed to an entry, as a comment behind it.
+    /// Returns the approver of an entry, as a comment after it.
     fn behind(&self, value: &str, learned: &Learned) -> String {
         let ends = value.trim_start_matches('~');
         let used = learned.approved.iter().find(|(grant, _)| match grant {

@@ -1,9 +1,8 @@
-//! From what traced runs read to a profile that lets nothing else of people's
-//! files be read.
+//! Suggests a profile that lets runs read no other files of users than those that traced runs read.
 //!
-//! The system stays readable; what is hidden is where people's own files lie.
-//! Of that, the workspace and each file that was read are revealed. A directory
-//! that was only listed needs nothing: it shows what of it is revealed.
+//! The system stays readable; the directories that contain users' files are hidden. In these, the workspace
+//! and each file that was read are revealed. A directory that was only listed needs no entry: it shows its
+//! revealed content.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,7 +11,7 @@ use stockade_model::{Grant, RawText};
 
 use super::{FILES_FOR_DIRECTORY, Generalisation, Learned, MAX_POWERS, Maker, Suggestion};
 
-/// Adds `hide` and `reveal`. Each of `hideable` is hidden, and home.
+/// Adds `hide` and `reveal`. Each path of `hideable` is hidden, and the home directory.
 pub(super) fn suggest(maker: &Maker<'_>, hideable: &[PathBuf], generalise: bool, suggestion: &mut Suggestion) {
     let home = maker.settings.home();
     let mut hidden: BTreeSet<&Path> = hideable.iter().map(PathBuf::as_path).chain([home]).collect();
@@ -60,13 +59,13 @@ pub(super) fn suggest(maker: &Maker<'_>, hideable: &[PathBuf], generalise: bool,
     }
 }
 
-/// What may be written can be read.
+/// Returns whether a path can be written, and so read.
 fn is_written(maker: &Maker<'_>, path: &Path) -> bool {
     maker.profile.filesystem.write.iter().any(|root| path.starts_with(root.as_path()))
 }
 
-/// Whether a directory may stand for what was read in it: not where it holds
-/// all that is hidden, a credential, something refused or left out.
+/// Returns whether a directory may replace the files that were read in it. The directory must not contain a
+/// hidden root, a credential, or a refused or left-out power.
 fn may_stand(maker: &Maker<'_>, hidden: &BTreeSet<&Path>, directory: &Path) -> bool {
     let is_around = |path: &Path| path.starts_with(directory);
     let refused = |grant: &Grant| grant.path().is_some_and(is_around);
@@ -83,8 +82,8 @@ fn may_stand(maker: &Maker<'_>, hidden: &BTreeSet<&Path>, directory: &Path) -> b
         && maker.guarded(&Grant::Read(directory.to_owned())).is_none()
 }
 
-/// Directories in the place of three or more of what was read directly in them,
-/// from the deepest up.
+/// Returns directories that replace three or more of their direct children that were read, from the deepest
+/// up.
 fn generalised(
     maker: &Maker<'_>,
     hidden: &BTreeSet<&Path>,
@@ -122,7 +121,7 @@ fn generalised(
 }
 
 impl Learned {
-    /// Which program read it, as a comment behind an entry that ends so.
+    /// Returns the program that read a path, as a comment after an entry with this ending.
     pub(super) fn reader_of(&self, ends: &str) -> String {
         let found = self.reads.iter().find(|(path, _)| path.display().to_string().ends_with(ends));
         match found.and_then(|(_, reading)| reading.program.as_ref().map(|program| (program, &reading.request))) {

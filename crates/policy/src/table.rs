@@ -1,8 +1,8 @@
-//! The decision matrix of a profile: what becomes of each situation in each
-//! approval mode, found by deciding it, not by telling it.
+//! The decision matrix of a profile: the verdict for each situation in each approval mode. Each cell is the
+//! result of a real decision, not a description.
 //!
-//! Must not know what a decision should be: the committed tables say what it is,
-//! and a change of them is looked at.
+//! Must not know the expected verdicts: the committed tables contain them, and a change of the tables is
+//! reviewed.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -20,11 +20,10 @@ use crate::mode::mode_name;
 use crate::rules::{Act, Circumstances};
 use crate::settings::Settings;
 
-/// The workspace that the table speaks of.
+/// The workspace of the table.
 const WORKSPACE: &str = "/workspace";
 
-/// Every mode of the table, in order: the plain ones, and each class of
-/// `granular` alone.
+/// Returns every mode of the table, in order: the plain ones, and each class of `granular` alone.
 pub fn table_modes() -> Vec<(String, ApprovalMode)> {
     use ApprovalMode::{Granular, Never, OnFailure, OnRequest, Untrusted};
     let mut modes: Vec<(String, ApprovalMode)> =
@@ -44,7 +43,7 @@ pub fn table_modes() -> Vec<(String, ApprovalMode)> {
 /// A situation of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Situation {
-    /// A command of this tier, that no rule speaks of.
+    /// A command of this tier, which no rule matches.
     Command(Tier),
     /// A command whose effect the sandbox cannot contain or undo.
     Effect(Impact),
@@ -56,7 +55,7 @@ pub enum Situation {
     File(FileOperation, &'static str),
     /// A connection of a tool.
     Connection,
-    /// A call of a tool that no rule speaks of.
+    /// A call of a tool that no rule matches.
     Call,
 }
 
@@ -86,7 +85,7 @@ pub const SITUATIONS: &[(&str, Situation)] = &[
     ("call of a tool", Situation::Call),
 ];
 
-/// What is decided in one situation.
+/// Returns the verdict in one situation.
 pub fn cell(settings: &Settings, profile: &str, mode: ApprovalMode, situation: Situation) -> Verdict {
     let judged = |request: &Request, assessment| decide(settings, request, &assessment, false).verdict;
     let ask = |request: &Request, tier| judged(request, Assessment::bare(tier));
@@ -139,7 +138,7 @@ fn request(profile: &str, mode: ApprovalMode, grants: &[&str]) -> Request {
     }
 }
 
-/// The matrix as text, with a line for each situation.
+/// Returns the matrix as text, with a line for each situation.
 pub fn table(settings: &Settings, profile: &str) -> String {
     let summary = settings.profiles().find(|(name, _)| *name == profile).map_or("", |(_, summary)| summary);
     let mut text = format!("profile {profile}: {summary}\n\n");

@@ -1,7 +1,7 @@
-//! The small written forms of configuration: durations, sizes, paths, names.
+//! The small text forms of configuration: durations, sizes, paths, names.
 //!
-//! Each is a type that only its parser can make, so that everything behind it
-//! is known to be well formed. Must not know files, layers or profiles.
+//! Each is a type that only its parser can make, so that every value is known to be well formed. Must not
+//! know files, layers or profiles.
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -15,10 +15,10 @@ use stockade_model::{Limit, quantity};
 /// Longest text of any value. PATH_MAX of Linux is 4096 (limits.h).
 const MAX_TEXT_BYTES: usize = 4096;
 
-/// How much of a text that is wrong stands in the error.
+/// Most characters of an invalid text that an error shows.
 const MAX_SHOWN_CHARACTERS: usize = 80;
 
-/// Why a text is not of its form.
+/// Reason why a text is not in its form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct TextError(String);
@@ -33,7 +33,7 @@ pub(crate) fn fail<T>(why: impl Into<String>) -> Result<T, TextError> {
     Err(TextError(why.into()))
 }
 
-/// Reads a value of a written form; the error shows the text.
+/// Parses a value from its text form; the error shows the text.
 pub(crate) fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err = TextError>>(deserializer: D) -> Result<T, D::Error> {
     let text = String::deserialize(deserializer)?;
     text.parse().map_err(|why| {
@@ -42,8 +42,7 @@ pub(crate) fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err = TextError>>(des
     })
 }
 
-/// Reads a value in whose place somebody may have written a secret: the error
-/// does not show the text.
+/// Parses a value that might be a secret by mistake: the error does not show the text.
 pub(crate) fn parsed_unshown<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -52,7 +51,7 @@ where
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
-/// Gives a type its reading from a string and its place in the schema.
+/// Implements the deserialisation of a type from a string and its schema.
 macro_rules! text_form {
     ($name:ident, $pattern:expr, $description:expr) => {
         $crate::text::text_form!($name, $pattern, $description, $crate::text::parsed);
@@ -77,7 +76,7 @@ macro_rules! text_form {
     };
 }
 
-/// A span of time: whole number and unit, `500ms`, `120s`, `10m`, `1h`, `7d`.
+/// A duration: whole number and unit, `500ms`, `120s`, `10m`, `1h`, `7d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Milliseconds(pub u64);
 
@@ -90,7 +89,7 @@ impl FromStr for Milliseconds {
 pub(crate) use text_form;
 text_form!(Milliseconds, "^[0-9]+(ms|s|m|h|d)$", "A duration, e.g. `500ms`, `120s`, `10m`, `1h`, `7d`.");
 
-/// An amount of bytes: whole number, optionally with `KiB`, `MiB`, `GiB`, `TiB`.
+/// A number of bytes: whole number, optionally with `KiB`, `MiB`, `GiB`, `TiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
@@ -102,7 +101,7 @@ impl FromStr for Bytes {
 }
 text_form!(Bytes, "^[0-9]+(KiB|MiB|GiB|TiB)?$", "A size, e.g. `4096`, `64KiB`, `512MiB`, `2GiB`.");
 
-/// An amount of memory: bytes, as many as a machine may have.
+/// An amount of memory: bytes, up to the greatest memory of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MemoryBytes(pub u64);
 
@@ -126,20 +125,20 @@ impl FromStr for Processors {
 }
 text_form!(Processors, "^[0-9]+([.][0-9]{1,3})?$", "A number of processors, e.g. `4`, `1.5`.");
 
-/// A path as configuration may write it: `/absolute`, `~/in/home` or
-/// `./in/workspace`; normal, without `..`, patterns or variables.
+/// A path in its configuration form: `/absolute`, `~/in/home` or `./in/workspace`; normal, without `..`,
+/// patterns or variables.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ConfigPath {
-    /// From the root.
+    /// Relative to the root.
     Absolute(PathBuf),
-    /// From the home directory; empty for the directory itself.
+    /// Relative to the home directory; empty for the directory itself.
     Home(PathBuf),
-    /// From the workspace; empty for the directory itself.
+    /// Relative to the workspace; empty for the directory itself.
     Workspace(PathBuf),
 }
 
 impl ConfigPath {
-    /// The absolute path it means.
+    /// Returns the absolute path.
     pub fn resolve(&self, home: &Path, workspace: &Path) -> PathBuf {
         let join = |base: &Path, rest: &Path| if rest.as_os_str().is_empty() { base.into() } else { base.join(rest) };
         match self {
@@ -149,8 +148,8 @@ impl ConfigPath {
         }
     }
 
-    /// True where every workspace puts `self` at or beneath `other`. Home
-    /// directories are compared by name, so resolve them first.
+    /// Returns whether `self` is at or beneath `other` in every workspace. Home directories are compared by
+    /// name, so resolve them first.
     pub fn is_beneath(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Absolute(a), Self::Absolute(b))
@@ -161,20 +160,20 @@ impl ConfigPath {
         }
     }
 
-    /// Whether it lies in the workspace, whichever that is.
+    /// Returns whether the path is in the workspace, for every workspace.
     pub(crate) fn is_in_workspace(&self) -> bool {
         matches!(self, Self::Workspace(_))
     }
 
-    /// The bytes as written, without their anchor: an order that is cheap and
-    /// close to that of the paths they become.
+    /// Returns the bytes in their written form, without their anchor: an order that is cheap and close to
+    /// that of the resolved paths.
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             Self::Absolute(path) | Self::Home(path) | Self::Workspace(path) => path.as_os_str().as_bytes(),
         }
     }
 
-    /// The same path with the home directory put in.
+    /// Returns the same path with the home directory substituted.
     pub fn with_home(&self, home: &Path) -> Self {
         match self {
             Self::Home(_) => Self::Absolute(self.resolve(home, Path::new("/"))),
@@ -228,7 +227,7 @@ impl FromStr for ConfigPath {
         let normal: PathBuf = if text.starts_with('/') {
             Path::new(rest).components().collect()
         } else {
-            // A second slash after `~/` must not turn the rest absolute.
+            // A second slash after `~/` must not make the rest absolute.
             Path::new(rest).components().filter(|c| matches!(c, Component::Normal(_))).collect()
         };
         Ok(make(normal))
@@ -240,8 +239,7 @@ text_form!(ConfigPath, r"^(/|~$|~/|\.$|\./)", "A path: absolute, `~/...` (home) 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PassPattern(String);
 
-/// Names of variables that never pass: a name, or a pattern in which each `*`
-/// stands for any text.
+/// Names of variables that never pass: a name, or a pattern in which each `*` stands for any text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DropPattern(String);
 
@@ -255,7 +253,7 @@ fn variable_characters(text: &str, also: &str) -> Result<(), TextError> {
 }
 
 impl PassPattern {
-    /// As written.
+    /// Returns the written form.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -274,7 +272,7 @@ impl FromStr for PassPattern {
 text_form!(PassPattern, r"^[A-Za-z_][A-Za-z0-9_]*\*?$|^\*$", "A variable's name; a trailing `*` matches any tail.");
 
 impl DropPattern {
-    /// As written.
+    /// Returns the written form.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -289,7 +287,7 @@ impl FromStr for DropPattern {
 }
 text_form!(DropPattern, r"^[A-Za-z_*][A-Za-z0-9_*]*$", "A variable's name; each `*` stands for any text.");
 
-/// The name of one variable.
+/// Name of one variable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VariableName(pub(crate) String);
 
@@ -324,7 +322,7 @@ text_form!(
     "A name protected in every writable directory, e.g. `.envrc`."
 );
 
-/// The name of a profile: lower-case letters, digits and `-`.
+/// Name of a profile: lower-case letters, digits and `-`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProfileName(pub(crate) String);
 
@@ -346,8 +344,7 @@ impl<'de> Deserialize<'de> for ProfileKey {
     }
 }
 
-/// A profile's name where it stands as a key. Checked with the profile itself,
-/// because a key's own errors carry no place.
+/// A profile's name as a key. Checked with the profile itself, because errors of a key have no position.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, JsonSchema)]
 #[schemars(transparent)]
 pub struct ProfileKey(pub(crate) String);

@@ -1,9 +1,9 @@
-//! Whether a path may be trusted: every name that the kernel looks up on the way to it,
-//! links included, and who may change those names.
+//! Checks whether a path may be trusted: every name that the kernel looks up on the way to it, including
+//! symbolic links, and the users who may change those names.
 //!
-//! A configuration is as trustworthy as the directory that is easiest to write on the way
-//! to it. The walk is done by hand, because `realpath(3)` tells neither the links that it
-//! followed nor where a link leads whose target does not exist yet.
+//! A configuration is only as trustworthy as the most writable directory on the way to it. The walk is done
+//! by hand, because `realpath(3)` returns neither the links that it followed nor the target of a dangling
+//! link.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -12,44 +12,44 @@ use std::path::{Component, Path, PathBuf};
 
 use stockade_model::RawText;
 
-/// As many links as the kernel follows (path_resolution(7)).
+/// Most symbolic links that are followed, as in the kernel (path_resolution(7)).
 const MAX_LINKS: usize = 40;
 
-/// Bounds the walk: a path of the kernel has at most 4,096 bytes.
+/// Limit of the walk: a path of the kernel has at most 4,096 bytes.
 const MAX_STEPS: usize = 4_096;
 
-/// Owner of everything whose owner has no number here (user_namespaces(7)).
+/// File with the owner of all objects whose owner is not mapped here (user_namespaces(7)).
 const OVERFLOW_UID_FILE: &str = "/proc/sys/kernel/overflowuid";
 
-/// The users that have a number in this user namespace.
+/// File with the users that are mapped in this user namespace.
 const UID_MAP_FILE: &str = "/proc/self/uid_map";
 
 /// One name that is looked up on the way to a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathStep {
-    /// The directory, without links, and the name in it.
+    /// The directory, without symbolic links, and the name in it.
     pub place: PathBuf,
     /// The object of that name.
     pub object: StepObject,
-    /// The link that led here, if one did.
+    /// The symbolic link that led here, if any.
     pub link: Option<PathBuf>,
 }
 
-/// The object that has a name.
+/// Object of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepObject {
-    /// None: it could be made.
+    /// No object: one could be created.
     Missing,
     /// A symbolic link of this owner.
     Link {
-        /// Its owner's user id.
+        /// User id of the owner.
         owner: u32,
     },
     /// A directory or file.
     Other {
-        /// Its owner's user id.
+        /// User id of the owner.
         owner: u32,
-        /// Its type and permission bits (inode(7)), see [`mode_for_others`].
+        /// Type and permission bits (inode(7)), see [`mode_for_others`].
         mode: u32,
     },
 }
@@ -59,12 +59,12 @@ pub enum StepObject {
 pub struct PathTrace {
     /// Every name that is looked up, in order.
     pub steps: Vec<PathStep>,
-    /// Where the way ends, without links; it need not exist.
+    /// The end of the way, without symbolic links; it need not exist.
     pub end: PathBuf,
 }
 
-/// Walks along an absolute path as the kernel does. Parts that do not exist are taken as
-/// they are written; where the way cannot be seen any further, the same.
+/// Resolves an absolute path as the kernel does. Parts that do not exist, or that cannot be examined, are
+/// kept unchanged. The walk ends at an unreadable symbolic link, and after 40 links.
 pub fn trace_path(path: &Path) -> PathTrace {
     let mut waiting: VecDeque<(OsString, Option<PathBuf>)> = names(path).map(|name| (name, None)).collect();
     let mut trace = PathTrace { steps: Vec::new(), end: PathBuf::from("/") };
@@ -115,7 +115,7 @@ fn names(path: &Path) -> impl Iterator<Item = OsString> {
     })
 }
 
-/// Why a path is not trusted.
+/// Reason why a path is not trusted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrustError {
     /// An object on the way belongs to another user.
@@ -130,7 +130,7 @@ pub enum TrustError {
     Owner {
         /// The object.
         place: PathBuf,
-        /// Its owner's user id.
+        /// User id of the owner.
         owner: u32,
         /// The user who may own it besides root.
         trusted: u32,
@@ -150,7 +150,7 @@ pub enum TrustError {
     Writable {
         /// The object.
         place: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the object.
         mode: u32,
     },
 }
@@ -187,10 +187,9 @@ fn chmod_change(mode: u32) -> &'static str {
     }
 }
 
-/// Demands that nobody but root and `trusted` can change which object `path` is, or what it
-/// holds: every existing object on the way belongs to one of them, and is not writable by
-/// others. A directory with the sticky bit may be, because names in it can be replaced by
-/// their owners alone (unlink(2)).
+/// Checks that only root and `trusted` can change the object of `path`, or its content. Every existing
+/// object on the way must belong to one of them, and must not be writable by others. A directory with the
+/// sticky bit may be writable, because only their owners can replace names in it (unlink(2)).
 ///
 /// # Errors
 /// The first object that does not fit.
@@ -206,7 +205,7 @@ pub fn require_trusted_path(path: &Path, trusted: u32) -> Result<(), TrustError>
     Ok(())
 }
 
-/// The same for one object.
+/// Checks the same for one object.
 pub(crate) fn require_trusted_object(place: &Path, owner: u32, mode: u32, trusted: u32) -> Result<(), TrustError> {
     if owner != 0 && owner != trusted && Some(owner) != unmapped_owner() {
         return Err(TrustError::Owner { place: place.to_owned(), owner, trusted });
@@ -219,9 +218,9 @@ pub(crate) fn require_trusted_object(place: &Path, owner: u32, mode: u32, truste
     Ok(())
 }
 
-/// The mode without the group's right to write where that group is the owner's alone: many
-/// systems give each user such a group, and a umask of 002 (adduser(8), `USERGROUPS_ENAB`
-/// in login.defs(5)).
+/// Returns the mode without the group's write permission if the owner is the only member of that group.
+/// Many systems give each user such a group, and a umask of 002 (adduser(8), `USERGROUPS_ENAB` in
+/// login.defs(5)).
 pub(crate) fn mode_for_others(owner: u32, group: u32, mode: u32) -> u32 {
     const GROUP_WRITES: u32 = 0o020;
     const OTHERS_WRITE: u32 = 0o002;
@@ -233,8 +232,8 @@ pub(crate) fn mode_for_others(owner: u32, group: u32, mode: u32) -> u32 {
     if is_private { mode & !GROUP_WRITES } else { mode }
 }
 
-/// Whether `group` has the name of its only member, the user `owner`, by the texts of
-/// passwd(5) and group(5).
+/// Returns whether `group` has the name of its only member, the user `owner`, by the texts of passwd(5) and
+/// group(5).
 fn is_private_group((owner, group): (u32, u32), passwd: &str, groups: &str) -> bool {
     let fields = |line: &str| line.split(':').map(str::to_owned).collect::<Vec<_>>();
     let is = |entry: &[String], at: usize, id: u32| entry.get(at).is_some_and(|field| field.parse() == Ok(id));
@@ -247,14 +246,13 @@ fn is_private_group((owner, group): (u32, u32), passwd: &str, groups: &str) -> b
         && (members.is_empty() || Some(members) == user.first().map(String::as_str))
 }
 
-/// Demands that a file has one name (link(2)): a hard link in a workspace would be a way to
-/// write it.
+/// Checks that a file has one name (link(2)): a hard link in a workspace could be used to write it.
 pub(crate) fn require_one_name(place: &Path, links: u64) -> Result<(), TrustError> {
     if links > 1 { Err(TrustError::Linked { place: place.to_owned() }) } else { Ok(()) }
 }
 
-/// The number that stands for the host's root in a user namespace which does not map it.
-/// `None` where every user has a number of its own.
+/// Returns the number that stands for the host's root in a user namespace which does not map it. `None` if
+/// every user is mapped.
 fn unmapped_owner() -> Option<u32> {
     let map = std::fs::read_to_string(UID_MAP_FILE).ok()?;
     let fields: Vec<&str> = map.split_ascii_whitespace().collect();
@@ -315,10 +313,10 @@ mod tests {
             assert!(error.to_string().contains("\nhint: chmod "), "{error}");
             mode(path, before);
         }
-        // As /tmp is.
+        // Like /tmp.
         mode(&dir, 0o1777);
         require_trusted_path(&file, user).unwrap();
-        // A missing file is nobody's.
+        // A missing file has no owner.
         require_trusted_path(&dir.join("none"), user).unwrap();
     }
 

@@ -1,29 +1,27 @@
-//! The little of the shell's language that rules need: scripts in which nothing
-//! is expanded. Everything else is not plain, and is looked at as loose words
-//! only, which may raise caution and never lowers it.
+//! Parser for the small part of the shell language that rules need: scripts without expansions. Any other
+//! script is not plain, and is only searched as loose words, which may raise caution and never lower it.
 //!
-//! This is no second judge: what it calls plain is plain to every shell, and it
-//! makes no attempt at the rest.
+//! This is not a second classifier: a script that is plain here is plain to every shell, and the rest is
+//! not parsed at all.
 
-/// A command line as rules see it.
+/// A command line in the form that rules match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Words {
     /// The simple commands, each a program and its arguments.
     pub commands: Vec<Vec<String>>,
-    /// The commands behind programs that run others, where that is plain:
-    /// `git push` of `sudo git push`. They never spare a question.
+    /// The commands behind programs that run others, if they are plain: `git push` of `sudo git push`. They
+    /// never make a question unnecessary.
     pub inner: Vec<Vec<String>>,
-    /// False where something was not understood: `commands` is not all of it.
+    /// False if a part was not understood: `commands` is then incomplete.
     pub plain: bool,
-    /// True where a `&` lets a command go on behind the others.
+    /// True if a command continues in the background because of `&`.
     pub background: bool,
-    /// Every word there is, whatever its role, where a command may hide among
-    /// them: in a text that is not plain, or behind a program that runs others.
+    /// Every word, whatever its role, if a command may be hidden among them: in a text that is not plain,
+    /// or behind a program that runs others.
     pub loose: Vec<String>,
 }
 
-/// Programs that run the command among their arguments, and words of the shell
-/// that do.
+/// Programs, and words of the shell, that run the command among their arguments.
 const WRAPPERS: &[&str] = &[
     ".",
     "aa-exec",
@@ -223,12 +221,12 @@ const RESERVED: &[&str] = &[
     "then", "until", "while", "{", "}", "alias",
 ];
 
-/// The last part of a program's name.
+/// Returns the last part of a program's path.
 pub(crate) fn base_name(program: &str) -> &str {
     program.rsplit('/').next().unwrap_or(program)
 }
 
-/// Reads a program and its arguments.
+/// Parses a program and its arguments.
 pub(crate) fn of_argv(argv: &[Option<&str>]) -> Words {
     let known: Vec<String> = argv.iter().map(|word| word.unwrap_or("\u{fffd}").to_owned()).collect();
     let plain = argv.iter().all(Option::is_some);
@@ -238,7 +236,7 @@ pub(crate) fn of_argv(argv: &[Option<&str>]) -> Words {
     Words { inner: all_inner(&commands), commands, plain, background: false, loose }
 }
 
-/// Reads a script.
+/// Parses a script.
 pub(crate) fn of_script(script: &[u8]) -> Words {
     let found = std::str::from_utf8(script).ok().and_then(plain_commands);
     let plain = found.is_some();
@@ -248,7 +246,7 @@ pub(crate) fn of_script(script: &[u8]) -> Words {
     Words { inner: all_inner(&commands), commands, plain, background, loose }
 }
 
-/// Deepest nest of wrappers that is looked into.
+/// Deepest nesting of wrappers that is parsed.
 const MAX_WRAPPERS: usize = 8;
 
 fn all_inner(commands: &[Vec<String>]) -> Vec<Vec<String>> {
@@ -274,7 +272,7 @@ fn push_inner(command: &[String], depth: usize, all: &mut Vec<Vec<String>>) {
     }
 }
 
-/// The script of `sh -c SCRIPT`, also with other letters beside the `c`.
+/// Returns the script of `sh -c SCRIPT`, also with other letters beside the `c`.
 fn shell_script(command: &[String]) -> Option<&str> {
     let (program, arguments) = command.split_first()?;
     if !matches!(base_name(program), "sh" | "bash" | "dash" | "zsh" | "ksh" | "ash") {
@@ -285,12 +283,12 @@ fn shell_script(command: &[String]) -> Option<&str> {
     arguments[..at].iter().all(|word| word.starts_with('-')).then(|| arguments.get(at + 1).map(String::as_str))?
 }
 
-/// How a wrapper's own arguments look: options that take a value as the next
-/// word, and how many operands stand before the command.
+/// Syntax of a wrapper's own arguments: options that take the next word as a value, and the number of
+/// operands before the command.
 struct Wrapper {
     valued: &'static [&'static str],
     operands: usize,
-    /// Options behind which there is no command, or one that is not plain.
+    /// Options after which there is no command, or one that is not plain.
     ends: &'static [&'static str],
     assigns: bool,
 }
@@ -299,8 +297,8 @@ const fn wrapper(valued: &'static [&'static str], operands: usize) -> Wrapper {
     Wrapper { valued, operands, ends: &[], assigns: false }
 }
 
-/// From the manual pages: coreutils timeout(1), nice(1), nohup(1), stdbuf(1),
-/// env(1); sudo(8), doas(1), setsid(1), ionice(1), xargs(1), time(1), bash(1).
+/// Returns the syntax of a wrapper. From the manual pages: coreutils timeout(1), nice(1), nohup(1),
+/// stdbuf(1), env(1); sudo(8), doas(1), setsid(1), ionice(1), xargs(1), time(1), bash(1).
 fn wrapper_of(program: &str) -> Option<Wrapper> {
     Some(match base_name(program) {
         "nohup" | "setsid" | "builtin" => wrapper(&[], 0),
@@ -325,13 +323,13 @@ fn wrapper_of(program: &str) -> Option<Wrapper> {
             )
         },
         "doas" => Wrapper { ends: &["-s", "-L", "-C"], ..wrapper(&["-u"], 0) },
-        // What it appends stands behind the words that are looked at.
+        // The arguments that xargs appends come after the parsed words.
         "xargs" => wrapper(&["-I", "-n", "-P", "-L", "-d", "-E", "-s", "-a", "--max-args", "--max-procs"], 0),
         _ => return None,
     })
 }
 
-/// The command that a wrapper runs.
+/// Returns the command that a wrapper runs.
 fn inner(command: &[String]) -> Option<&[String]> {
     let wrapper = wrapper_of(command.first()?)?;
     let mut operands = wrapper.operands;
@@ -359,8 +357,8 @@ fn inner(command: &[String]) -> Option<&[String]> {
     command.get(at..)
 }
 
-/// Whether it runs others: by its name, with or without a version behind it, or as the
-/// loader of a C library (`ld-linux-x86-64.so.2 PROGRAM`).
+/// Returns whether a program runs others: by its name, with or without a version, or as the loader of a C
+/// library (`ld-linux-x86-64.so.2 PROGRAM`).
 pub(crate) fn is_wrapper(program: &str) -> bool {
     let name = base_name(program);
     let listed = |name: &str| WRAPPERS.binary_search(&name).is_ok();
@@ -370,15 +368,14 @@ pub(crate) fn is_wrapper(program: &str) -> bool {
         || ["ld-linux", "ld-musl", "ld64.so", "qemu-"].iter().any(|loader| name.starts_with(loader))
 }
 
-/// The simple commands of a script of plain words, and whether one of them is left
-/// to go on by itself.
+/// The simple commands of a script of plain words, and whether one of them continues in the background.
 #[derive(Default)]
 struct Plain {
     commands: Vec<Vec<String>>,
     background: bool,
 }
 
-/// The simple commands of a script of plain words, or `None`.
+/// Returns the simple commands of a script of plain words, or `None`.
 fn plain_commands(text: &str) -> Option<Plain> {
     let mut commands = Vec::new();
     let mut background = false;
@@ -407,7 +404,7 @@ fn plain_commands(text: &str) -> Option<Plain> {
 
 fn finish(command: &mut Vec<String>, commands: &mut Vec<Vec<String>>) -> Option<()> {
     let Some(program) = command.first() else { return Some(()) };
-    // An assignment changes what the words after it mean.
+    // An assignment changes the meaning of the following words.
     if program.is_empty() || program.contains('=') || RESERVED.contains(&program.as_str()) {
         return None;
     }
@@ -441,7 +438,7 @@ fn plain_word(characters: &mut std::iter::Peekable<std::str::Chars<'_>>) -> Opti
     Some(word)
 }
 
-/// Every word, quotes taken away, cut at everything that could end one.
+/// Returns every word, without quotes, split at every character that could end one.
 fn loose_words(text: &str) -> Vec<String> {
     let without_quotes: String = text.chars().filter(|c| !matches!(c, '\'' | '"' | '\\')).collect();
     without_quotes

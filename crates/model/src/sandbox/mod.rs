@@ -1,7 +1,7 @@
-//! A sandbox that lasts: what it is to be, how far it is, what is known of it.
+//! A persistent sandbox: its specification, its state and its record.
 //!
-//! Everything that a caller can say is bounded here, once, by its type: a value
-//! of these types fits a file name, a column or an argument of `git`.
+//! The type of each value limits it once: a value of these types fits a file name, a column or an argument
+//! of `git`.
 
 mod parts;
 mod source;
@@ -19,13 +19,13 @@ use crate::{Level, Limits};
 /// Longest name of a profile, in bytes.
 const PROFILE_NAME_MAX: usize = 64;
 
-/// Why a text or a value is not a part of a sandbox.
+/// Reason why a text or a value is not a part of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct SpecError {
-    /// Which part, by its key.
+    /// The part, by its key.
     what: &'static str,
-    /// Why, for a person.
+    /// The reason, for the user.
     why: &'static str,
 }
 
@@ -35,14 +35,14 @@ impl SpecError {
     }
 }
 
-/// What makes the walls.
+/// Backend that isolates a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendChoice {
-    /// Whichever serves the profile on this machine.
+    /// The backend that supports the profile on this machine.
     #[default]
     Auto,
-    /// The kernel, by this program alone.
+    /// Kernel features, without a container engine.
     Native,
     /// The Docker Engine.
     Docker,
@@ -51,7 +51,7 @@ pub enum BackendChoice {
 }
 
 impl BackendChoice {
-    /// Its text form.
+    /// Returns the text form.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -62,76 +62,76 @@ impl BackendChoice {
     }
 }
 
-/// What becomes of a sandbox whose engine ended without a word.
+/// Treatment of a sandbox whose engine ended unexpectedly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AfterRestart {
-    /// It is taken over as it is found.
+    /// The sandbox is adopted in its current state.
     #[default]
     Adopt,
-    /// It is destroyed.
+    /// The sandbox is destroyed.
     Destroy,
 }
 
-/// What becomes of processes that a command leaves behind in its sandbox.
+/// Treatment of processes that a command leaves behind in its sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Background {
-    /// They end with the command, as those of a run do.
+    /// The processes end with the command, as those of a run do.
     #[default]
     End,
-    /// They live as long as the sandbox.
+    /// The processes live as long as the sandbox.
     Keep,
 }
 
-/// What a sandbox is to be.
+/// Specification of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SandboxSpec {
-    /// What makes the walls.
+    /// Backend that isolates the sandbox.
     #[serde(default)]
     pub backend: BackendChoice,
-    /// The container engine's runtime, where it is not its own choice.
+    /// The container engine's runtime, if it is not the engine's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<RuntimeName>,
     /// The image of a container engine that is the read-only system inside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageDigest>,
-    /// The directory of the host that is the read-only system inside: a root tree, with
-    /// `usr`, `etc` and all else a system has. Without either it is the host's system.
+    /// The directory of the host that is the read-only system inside: a root tree, with `usr`, `etc` and
+    /// everything else that a system has. Without an image and a root, the host's system is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<HostDirectory>,
-    /// What its workspace begins as.
+    /// Initial content of the workspace.
     #[serde(default)]
     pub workspace: WorkspaceSource,
-    /// The name of the profile whose powers its commands have.
+    /// Name of the profile whose powers its commands have.
     pub profile: String,
-    /// How strong its walls have to be.
+    /// Required strength of the isolation.
     #[serde(default)]
     pub level: Level,
-    /// What it may take, all of its commands together. `disk` and `inodes` are
-    /// the quotas of what it keeps.
+    /// Limits for all commands of the sandbox together. `disk` and `inodes` are the quotas of its stored
+    /// files.
     #[serde(default, skip_serializing_if = "Limits::is_empty")]
     pub limits: Limits,
-    /// What its maker knows it by.
+    /// Labels that the creator gave the sandbox.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// It is destroyed so long after it was made; may be extended.
+    /// The sandbox is destroyed this long after its creation; may be extended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<Lifetime>,
-    /// It is destroyed so long after its last use.
+    /// The sandbox is destroyed this long after its last use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_ms: Option<Lifetime>,
-    /// What becomes of it when its engine ended without a word.
+    /// Treatment of the sandbox if its engine ended unexpectedly.
     #[serde(default)]
     pub after_restart: AfterRestart,
-    /// What becomes of processes that a command leaves behind.
+    /// Treatment of processes that a command leaves behind.
     #[serde(default)]
     pub background: Background,
 }
 
 impl SandboxSpec {
-    /// An empty sandbox of this profile.
+    /// Returns an empty sandbox of this profile.
     pub fn of_profile(profile: &str) -> Self {
         Self {
             backend: BackendChoice::Auto,
@@ -150,10 +150,10 @@ impl SandboxSpec {
         }
     }
 
-    /// Whether its parts go together.
+    /// Checks whether the parts fit together.
     ///
     /// # Errors
-    /// The first that does not, and why.
+    /// The first part that does not fit, and the reason.
     pub fn check(&self) -> Result<(), SpecError> {
         let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
         if !(1..=PROFILE_NAME_MAX).contains(&self.profile.len()) || !self.profile.bytes().all(fits) {

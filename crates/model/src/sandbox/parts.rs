@@ -22,13 +22,13 @@ const LABEL_VALUE_MAX: usize = 256;
 /// Longest name of an image, in bytes (distribution's reference grammar).
 const IMAGE_NAME_MAX: usize = 255;
 
-/// How long a sandbox lives, in milliseconds: from one second to 365 days.
+/// Lifetime of a sandbox, in milliseconds: from one second to 365 days.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct Lifetime(u64);
 
 impl Lifetime {
-    /// In milliseconds.
+    /// Returns the lifetime in milliseconds.
     pub fn ms(self) -> u64 {
         self.0
     }
@@ -51,28 +51,28 @@ impl From<Lifetime> for u64 {
     }
 }
 
-/// What a maker knows a sandbox by: at most 64 pairs.
+/// Labels that the creator gives a sandbox: at most 64 pairs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "BTreeMap<String, String>", into = "BTreeMap<String, String>")]
 pub struct Labels(BTreeMap<String, String>);
 
 impl Labels {
-    /// Whether there are none.
+    /// Returns whether there are no labels.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The value of one.
+    /// Returns the value of a label.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(String::as_str)
     }
 
-    /// All, by their keys.
+    /// Returns all labels, ordered by key.
     pub fn each(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
-    /// Whether each of `wanted` is among them.
+    /// Returns whether each label of `wanted` is present.
     pub fn hold(&self, wanted: &Self) -> bool {
         wanted.each().all(|(key, value)| self.get(key) == Some(value))
     }
@@ -103,24 +103,24 @@ impl From<Labels> for BTreeMap<String, String> {
     }
 }
 
-/// An image by its content: `NAME@sha256:DIGITS`, or `sha256:DIGITS` of one that
-/// is here. A tag may mean something else tomorrow and is none.
+/// An image by its content: `NAME@sha256:DIGITS`, or `sha256:DIGITS` of a local image. A tag is not
+/// allowed, because it may refer to another image later.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct ImageDigest(String);
 
 impl ImageDigest {
-    /// The text form.
+    /// Returns the text form.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The name before the digest, where there is one.
+    /// Returns the name before the digest, if there is one.
     pub fn name(&self) -> Option<&str> {
         self.0.split_once('@').map(|(name, _)| name)
     }
 
-    /// The 64 digits.
+    /// Returns the 64 digits.
     pub fn digits(&self) -> &str {
         self.0.rsplit(':').next().unwrap_or_default()
     }
@@ -167,13 +167,13 @@ impl fmt::Display for ImageDigest {
     }
 }
 
-/// A runtime as its container engine knows it: `runc`, `crun`, `runsc`, `kata`.
+/// Name of a runtime in its container engine: `runc`, `crun`, `runsc`, `kata`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct RuntimeName(String);
 
 impl RuntimeName {
-    /// The text form.
+    /// Returns the text form.
     pub fn as_str(&self) -> &str {
         &self.0
     }

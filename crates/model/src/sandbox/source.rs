@@ -1,4 +1,4 @@
-//! What a workspace begins as.
+//! Initial content of a workspace.
 
 use std::fmt;
 use std::path::Component;
@@ -14,43 +14,43 @@ use crate::{Host, RawText, Target};
 const URL_MAX: usize = 2_048;
 /// Longest name of a revision, in bytes.
 const REVISION_MAX: usize = 255;
-/// Longest path, in bytes (`PATH_MAX`, with its end).
+/// Longest path, in bytes (`PATH_MAX` without the terminating null byte).
 const PATH_MAX: usize = 4_095;
 
-/// What a workspace begins as.
+/// Initial content of a workspace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum WorkspaceSource {
-    /// Nothing is in it.
+    /// An empty directory.
     #[default]
     Empty,
-    /// A copy of a directory; what is written stays in the sandbox.
+    /// A copy of a directory; writes stay in the sandbox.
     Copy {
-        /// Which.
+        /// The directory to copy.
         directory: HostDirectory,
     },
-    /// A directory itself; what is written is written there.
+    /// A directory itself; writes change it directly.
     Bind {
-        /// Which.
+        /// The directory.
         directory: HostDirectory,
     },
-    /// A clone of a repository, made inside and through the door.
+    /// A clone of a repository, made inside and through the egress proxy.
     Clone {
-        /// Of which.
+        /// URL of the repository.
         url: RepositoryUrl,
-        /// What is checked out; its own choice where this is absent.
+        /// Revision to check out; absent means the repository's default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         revision: Option<Revision>,
     },
 }
 
-/// A directory of the host, by its absolute path without `.` and `..`.
+/// A directory of the host: an absolute path without `.` and `..`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "RawText", into = "RawText")]
 pub struct HostDirectory(RawText);
 
 impl HostDirectory {
-    /// Its path.
+    /// Returns the path.
     pub fn as_raw(&self) -> &RawText {
         &self.0
     }
@@ -77,9 +77,9 @@ impl From<HostDirectory> for RawText {
     }
 }
 
-/// Where a repository is: `https://HOST[:PORT]/PATH`, or `http://`. No other
-/// transport of git (each of which starts programs or reads files), and no name
-/// or password: those are secrets, put in at the door.
+/// URL of a repository: `https://HOST[:PORT]/PATH`, or `http://`. Other transports of git are not allowed,
+/// because each starts programs or reads files. A name or password is not allowed either: these are
+/// secrets, which the egress proxy injects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct RepositoryUrl {
@@ -88,12 +88,12 @@ pub struct RepositoryUrl {
 }
 
 impl RepositoryUrl {
-    /// The text form.
+    /// Returns the text form.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// What the door has to let through for a clone of it.
+    /// Returns the target that the egress proxy must allow for a clone.
     pub fn target(&self) -> &Target {
         &self.target
     }
@@ -126,7 +126,7 @@ impl TryFrom<String> for RepositoryUrl {
     }
 }
 
-/// Host and port of an authority.
+/// Returns host and port of an authority.
 fn target(authority: &str, own_port: u16) -> Result<Target, SpecError> {
     let after_address = authority.rfind(']').map_or(0, |at| at + 1);
     let (host, port) = match authority[after_address..].find(':') {
@@ -161,14 +161,14 @@ impl fmt::Display for RepositoryUrl {
     }
 }
 
-/// A branch, a tag or a commit: what git takes for the name of one
-/// (git-check-ref-format(1)), and never for an option or a range.
+/// A branch, a tag or a commit. The text is a valid git reference name (git-check-ref-format(1)), and never
+/// an option or a range.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct Revision(String);
 
 impl Revision {
-    /// The text form.
+    /// Returns the text form.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! How far a sandbox is, and what is known of it.
+//! State and record of a sandbox.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,32 +9,32 @@ use serde::{Deserialize, Serialize};
 use super::SandboxSpec;
 use crate::SandboxId;
 
-/// How far a sandbox is.
+/// State of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SandboxState {
-    /// It is being made.
+    /// The sandbox is being created.
     Creating,
-    /// Commands can be run in it.
+    /// The sandbox accepts commands.
     Ready,
-    /// Its processes are stopped.
+    /// The processes of the sandbox are stopped.
     Paused,
-    /// It could not be made; what was made of it is still to be removed.
+    /// Creation failed; the created parts must still be removed.
     Failed,
-    /// Its processes ended without a word; what it keeps is there.
+    /// The processes of the sandbox ended unexpectedly; its files remain.
     Lost,
-    /// It is being removed.
+    /// The sandbox is being removed.
     Destroying,
-    /// Nothing is left of it.
+    /// Nothing of the sandbox is left.
     Destroyed,
 }
 
 impl SandboxState {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 7] =
         [Self::Creating, Self::Ready, Self::Paused, Self::Failed, Self::Lost, Self::Destroying, Self::Destroyed];
 
-    /// Its text form.
+    /// Returns the text form.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Creating => "creating",
@@ -47,8 +47,8 @@ impl SandboxState {
         }
     }
 
-    /// Whether it may become `next`. Everything may be destroyed, nothing comes
-    /// back from that, and what was removed half is removed again.
+    /// Returns whether the state may change to `next`. Every state but `Destroyed` may change to
+    /// `Destroying`. There is no return from it, and an interrupted removal is repeated.
     pub fn may_become(self, next: Self) -> bool {
         match self {
             Self::Creating => matches!(next, Self::Ready | Self::Failed | Self::Destroying),
@@ -61,7 +61,7 @@ impl SandboxState {
         }
     }
 
-    /// Whether it is over or on its way there.
+    /// Returns whether the sandbox is destroyed or being destroyed.
     pub fn is_ending(self) -> bool {
         matches!(self, Self::Destroying | Self::Destroyed)
     }
@@ -73,7 +73,7 @@ impl fmt::Display for SandboxState {
     }
 }
 
-/// A text that names no state.
+/// Error for a text that names no state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no state of a sandbox")]
 pub struct StateError(String);
@@ -86,35 +86,35 @@ impl FromStr for SandboxState {
     }
 }
 
-/// What is known of a sandbox. Times are milliseconds since the epoch.
+/// Record of a sandbox. Times are milliseconds since the epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SandboxRecord {
-    /// Which.
+    /// Identifier of the sandbox.
     pub id: SandboxId,
-    /// What it is to be.
+    /// Specification of the sandbox.
     pub spec: SandboxSpec,
-    /// What makes its walls; absent until that is chosen.
+    /// Backend that isolates the sandbox; absent until it is chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
-    /// How far it is.
+    /// State of the sandbox.
     pub state: SandboxState,
-    /// Why it is so, where that is not what was asked for.
+    /// Reason for the state, if it is not the requested one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// When it was begun.
+    /// Time of creation.
     pub created_ms: u64,
-    /// When its state last changed.
+    /// Time of the last change of state.
     pub changed_ms: u64,
-    /// When it was last used.
+    /// Time of the last use.
     pub used_ms: u64,
-    /// When its time is over.
+    /// Time when the lifetime ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_ms: Option<u64>,
 }
 
 impl SandboxRecord {
-    /// One that is being made.
+    /// Returns the record of a sandbox that is being created.
     pub fn begun(id: SandboxId, spec: SandboxSpec, now_ms: u64) -> Self {
         let expires_ms = spec.ttl_ms.map(|ttl| now_ms.saturating_add(ttl.ms()));
         Self {
@@ -130,7 +130,7 @@ impl SandboxRecord {
         }
     }
 
-    /// When it is to be destroyed if nobody uses or extends it.
+    /// Returns the time of destruction if no client uses or extends the sandbox.
     pub fn ends_ms(&self) -> Option<u64> {
         let idle = self.spec.idle_ms.map(|idle| self.used_ms.saturating_add(idle.ms()));
         [self.expires_ms, idle].into_iter().flatten().min()

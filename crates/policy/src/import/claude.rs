@@ -1,9 +1,8 @@
-//! Claude Code's `settings.json`: `permissions` and `sandbox`, as its pages on
-//! permissions, settings and sandboxing (2026) document them.
+//! Importer for Claude Code's `settings.json`: `permissions` and `sandbox`, as its pages on permissions,
+//! settings and sandboxing (2026) document them.
 //!
-//! There as here deny outweighs ask and ask outweighs allow, in every file at
-//! once; a rule must match each command of a compound one to allow it, and any to
-//! refuse it.
+//! Both tools have the same precedence: deny outweighs ask and ask outweighs allow, across all files. A
+//! rule must match each command of a compound one to allow it, and any command to refuse it.
 
 use stockade_model::Verdict;
 
@@ -61,7 +60,7 @@ fn read(source: &Source) -> Result<Spanned, Fault> {
     Ok(settings)
 }
 
-/// The strictest of the modes that the files name.
+/// Sets the strictest of the modes that the files name.
 fn set_mode(modes: &[&'static str], context: &Context, imported: &mut Imported) {
     let has = |mode: &str| modes.contains(&mode);
     let mut set = |key: &str, value: &str| imported.settings.insert(key.to_owned(), quoted(value));
@@ -72,19 +71,19 @@ fn set_mode(modes: &[&'static str], context: &Context, imported: &mut Imported) 
         set("approval_mode", "never");
         refuse_the_rest(imported);
     } else if !modes.is_empty() && modes.iter().all(|mode| *mode == "bypassPermissions") {
-        // Where it is switched off, sessions start in `default`.
+        // If `bypassPermissions` is disabled, sessions start in `default`.
         let asks = context.no_bypass || context.may_refuse("Bash");
         set("approval_mode", if asks { "untrusted" } else { "on-failure" });
     } else if modes.is_empty() && context.auto_allows && !context.may_refuse("Bash") {
         set("approval_mode", "on-failure");
     } else {
-        // Sessions start in `default` there: what no rule allows is asked about.
+        // Sessions start in `default` in Claude Code: a command that no rule allows is asked about.
         set("approval_mode", "untrusted");
     }
 }
 
-/// Mode `dontAsk`: what no rule allows is refused. Deny, ask and allow in this
-/// order, the first that matches, and behind them the refusal.
+/// Converts mode `dontAsk`, in which an act that no rule allows is refused. The rules are ordered deny,
+/// ask, allow; the first match decides, and a general refusal comes last.
 fn refuse_the_rest(imported: &mut Imported) {
     imported.rules.sort_by_key(|rule| std::cmp::Reverse(rule.effect));
     let refuse = || DraftRule::new(Verdict::Deny, "what no rule allows is refused (dontAsk)");
@@ -99,18 +98,18 @@ pub(super) struct Reader<'a> {
     pub source: &'a str,
     pub scope: Scope,
     pub context: &'a Context,
-    /// Whether `allow` rules of this file count.
+    /// True if `allow` rules of this file count.
     may_allow: bool,
-    /// Whether hosts that this file allows count.
+    /// True if hosts that this file allows count.
     pub may_allow_hosts: bool,
-    /// Whether paths that this file reveals count.
+    /// True if paths that this file reveals count.
     pub may_reveal: bool,
     modes: Vec<&'static str>,
     faults: Vec<Fault>,
     pub imported: &'a mut Imported,
 }
 
-/// Keys that name programs of the agent's own.
+/// Keys that name programs of the agent itself.
 const PROGRAMS: &[&str] = &[
     "apiKeyHelper",
     "awsAuthRefresh",
@@ -136,8 +135,7 @@ impl<'a> Reader<'a> {
         self.imported.notes.push(note);
     }
 
-    /// Notes a mistake. The other entries are read all the same, so that all
-    /// mistakes are told at once.
+    /// Records a mistake. The other entries are still read, so that all mistakes are reported together.
     pub(super) fn wrong(&mut self, at: Place, why: String) {
         self.faults.push(Fault { at, why });
     }
@@ -156,7 +154,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A key beside the rules: told where it matters to what commands may do.
+    /// Reports a key other than the rules, if it affects the permissions of commands.
     fn other(&mut self, key: &Key, value: &Spanned) {
         let name = key.name.as_str();
         let is_empty = value.object() == Some(&[]) || value.list() == Some(&[]);
@@ -191,7 +189,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Variables for commands, by their names alone: a value may be a secret.
+    /// Reports variables for commands, by name only: a value may be a secret.
     fn variables(&mut self, value: &Spanned) {
         let Some(entries) = value.object() else { return self.expected("an object", value) };
         for (key, value) in entries {
@@ -217,7 +215,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Notes a mode; all files together decide.
+    /// Records a mode; all files together decide.
     fn mode(&mut self, value: &Spanned) {
         let Some(mode) = value.text() else { return self.expected("a string", value) };
         let Some(known) = MODES.iter().find(|known| **known == mode) else {
@@ -245,8 +243,8 @@ impl<'a> Reader<'a> {
                 continue;
             };
             if !self.context.sandboxed {
-                // Only reading is free there. Here a profile gives commands a
-                // directory to write.
+                // In Claude Code, only reading is free in this directory. Here a profile would let commands
+                // write it.
                 self.note(item, text, Carried::Left, "changes in it are asked about there, and so they are here");
                 continue;
             }
@@ -259,7 +257,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Whether an `allow` of this tool counts; notes why it does not.
+    /// Returns whether an `allow` of this tool counts; notes the reason if it does not.
     fn counts(&mut self, at: &Spanned, text: &str, tool: &str) -> bool {
         if !self.may_allow {
             let why = "another file allows only what it allows itself (`allowManagedPermissionRulesOnly`)";
@@ -291,7 +289,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// `Tool`, or `Tool(specifier)`.
+/// Splits `Tool`, or `Tool(specifier)`.
 pub(super) fn parts(text: &str) -> Result<(&str, Option<&str>), &'static str> {
     let (tool, specifier) = match text.split_once('(') {
         Some((tool, rest)) => (tool, Some(rest.strip_suffix(')').ok_or("the parenthesis is not closed")?)),

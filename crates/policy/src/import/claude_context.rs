@@ -1,8 +1,8 @@
-//! What Claude Code's settings say together: a key of one file changes what the
-//! rules of another mean there. Read before any rule is carried.
+//! Settings of Claude Code that apply across files: a key of one file changes the meaning of rules in
+//! another. They are read before any rule is imported.
 //!
-//! Files disagree by precedence there. Here the stricter of them holds, so that
-//! the order in which they are given decides nothing.
+//! In Claude Code, precedence decides between files that disagree. Here the stricter file applies, so that
+//! the order of the files does not matter.
 
 use stockade_model::Verdict;
 
@@ -12,28 +12,28 @@ use super::json::Spanned;
 use crate::glob::text_matches;
 use crate::text::ConfigPath;
 
-/// What holds over all files.
+/// Settings that apply to all files.
 #[derive(Debug, Default)]
 pub(super) struct Context {
-    /// The sandbox is on in every file that speaks of it, and in one at least.
+    /// The sandbox is on in every file that sets it, and in one at least.
     pub sandboxed: bool,
-    /// Commands in the sandbox run there without a question.
+    /// In Claude Code, commands in the sandbox run without a question.
     pub auto_allows: bool,
-    /// `bypassPermissions` is switched off.
+    /// `bypassPermissions` is disabled.
     pub no_bypass: bool,
-    /// Only files that say so may allow: `allowManagedPermissionRulesOnly`.
+    /// Only files with this key may allow: `allowManagedPermissionRulesOnly`.
     pub managed_rules_only: bool,
-    /// Only files that say so may allow hosts: `allowManagedDomainsOnly`.
+    /// Only files with this key may allow hosts: `allowManagedDomainsOnly`.
     pub managed_hosts_only: bool,
-    /// Only files that say so may reveal paths: `allowManagedReadPathsOnly`.
+    /// Only files with this key may reveal paths: `allowManagedReadPathsOnly`.
     pub managed_reads_only: bool,
-    /// No command runs: `Bash` is refused as a whole.
+    /// No command runs, because `Bash` is refused as a whole.
     pub no_commands: bool,
     /// Every command is asked about, or none runs.
     pub commands_asked: bool,
-    /// What commands may write besides the workspace.
+    /// Paths that commands may write besides the workspace.
     pub writes: Vec<ConfigPath>,
-    /// The sandbox lets commands read the workspace, whatever holds it.
+    /// The sandbox lets commands read the workspace, even if a hidden directory contains it.
     pub reveals_workspace: bool,
     /// The matchers of hooks that may refuse a call before it is allowed.
     pub hooks: Vec<String>,
@@ -67,22 +67,21 @@ impl Context {
         }
     }
 
-    /// Whether a command may do what a rule about files refuses or asks about,
-    /// without a word of another rule.
+    /// Returns whether a command may do an operation that a rule about files refuses or asks about, without
+    /// a decision of another rule.
     pub(super) fn leaves_commands(&self, effect: Verdict) -> bool {
         if effect == Verdict::Ask { !self.commands_asked } else { !self.no_commands }
     }
 
-    /// Whether a hook may refuse a call of this tool. A matcher is a name,
-    /// several joined by `|`, or an expression; one that is no name is taken to
-    /// match.
+    /// Returns whether a hook may refuse a call of this tool. A matcher is a name, several names joined by
+    /// `|`, or an expression; an expression is assumed to match.
     pub(super) fn may_refuse(&self, tool: &str) -> bool {
         let is_name = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         self.hooks.iter().any(|matcher| matcher.split('|').any(|one| !is_name(one) || one == tool))
     }
 }
 
-/// Keys that only managed settings may hold.
+/// Keys that only managed settings may contain.
 pub(super) const MANAGED_RULES: &[&str] = &["allowManagedPermissionRulesOnly"];
 pub(super) const MANAGED_HOSTS: &[&str] = &["sandbox", "network", "allowManagedDomainsOnly"];
 pub(super) const MANAGED_READS: &[&str] = &["sandbox", "filesystem", "allowManagedReadPathsOnly"];
@@ -91,7 +90,7 @@ fn at<'a>(settings: &'a Spanned, path: &[&str]) -> Option<&'a Spanned> {
     path.iter().try_fold(settings, |value, key| value.get(key))
 }
 
-/// Whether a file says `true` there.
+/// Returns whether the value at this path is `true`.
 pub(super) fn says(settings: &Spanned, path: &[&str]) -> bool {
     at(settings, path).and_then(Spanned::bool) == Some(true)
 }
@@ -102,7 +101,7 @@ fn hooks(settings: &Spanned) -> Vec<String> {
     entries.iter().map(matcher).collect()
 }
 
-/// Whether a list of rules names `Bash` as a whole.
+/// Returns whether a list of rules names `Bash` as a whole.
 fn names_every_command(settings: &Spanned, list: &str) -> bool {
     let whole = |text: &str| {
         let Ok((tool, specifier)) = parts(text) else { return false };
@@ -116,7 +115,7 @@ fn reveals_workspace(settings: &Spanned) -> bool {
     revealed.into_iter().any(|path| claude_sandbox::is_workspace(&path))
 }
 
-/// The directories that the sandbox gives commands to write.
+/// Returns the directories that the sandbox lets commands write.
 fn writes(settings: &Spanned) -> Vec<ConfigPath> {
     let allowed = texts(settings, &["sandbox", "filesystem", "allowWrite"]).filter_map(claude_sandbox::path);
     let added = texts(settings, &["permissions", "additionalDirectories"]).filter_map(|text| text.parse().ok());

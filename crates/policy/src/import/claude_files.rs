@@ -1,9 +1,8 @@
-//! Rules of Claude Code about files, as rules of ours and as powers of profile
-//! `workspace`.
+//! Converts rules of Claude Code about files to Stockade rules and to powers of profile `workspace`.
 //!
-//! A rule of ours judges what tools do and what a command line says. What a
-//! running command may do with files the profile says: `hide` and `protect` hold
-//! there, and take no patterns. What neither of them can say is noted as lost.
+//! A Stockade rule judges acts of tools and the text of a command line. The profile controls the files of a
+//! running command: `hide` and `protect` apply there, and take no patterns. A part that neither can express
+//! is noted as lost.
 
 use std::path::Path;
 
@@ -40,7 +39,7 @@ const GIVEN_TO_WRITE: &str = "commands can still reach it: another key of these 
 const PROTECTED: &str = "the name is protected in every writable directory";
 const NOT_WRITTEN: &str = "commands write nothing there, unless the workspace lies in it";
 
-/// Directories of the system, in which people do not work.
+/// Directories of the system, which do not contain workspaces.
 const SYSTEM: &[&str] = &[
     "/bin",
     "/boot",
@@ -58,7 +57,8 @@ const SYSTEM: &[&str] = &[
 ];
 
 impl Reader<'_> {
-    /// `Read` means every tool that reads; the others allow themselves alone.
+    /// Converts a rule about reading. `Read` applies to every tool that reads; rules for the other tools
+    /// allow only that tool.
     pub(super) fn reads(&mut self, at: &Spanned, text: &str, tool: &str, pattern: Option<&str>, effect: Verdict) {
         if effect != Verdict::Allow || tool == "Read" {
             return self.files(at, text, pattern, effect, &[FileOperation::Read]);
@@ -71,8 +71,8 @@ impl Reader<'_> {
         self.imported.push(draft);
     }
 
-    /// `Edit` with a path means every tool that changes files; by their bare
-    /// names they allow themselves alone.
+    /// Converts a rule about writing. `Edit` with a path applies to every tool that changes files; a bare
+    /// tool name allows only that tool.
     pub(super) fn writes(&mut self, at: &Spanned, text: &str, tool: &str, pattern: Option<&str>, effect: Verdict) {
         use FileOperation::{Create, Delete, Write};
         if effect != Verdict::Allow {
@@ -134,7 +134,7 @@ impl Reader<'_> {
         self.imported.push(draft);
     }
 
-    /// Notes that a rule does not hold for commands, where any runs.
+    /// Notes that a rule does not apply to commands, if any command runs.
     fn lost_to_commands(&mut self, at: &Spanned, text: &str, effect: Verdict, why: &str) {
         if self.context.leaves_commands(effect) {
             self.note(at, text, Carried::Weaker, why);
@@ -156,7 +156,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Notes what of a hidden path commands can still read.
+    /// Notes the parts of a hidden path that commands can still read.
     pub(super) fn note_what_stays_readable(
         &mut self,
         at: &Spanned,
@@ -176,14 +176,14 @@ impl Reader<'_> {
     }
 
     fn protect_from_commands(&mut self, at: &Spanned, text: &str, pattern: &str, is_file: bool, effect: Verdict) {
-        // A protected name holds at every depth, which is what such a pattern says.
+        // A protected name applies at every depth, as such a pattern does.
         let below = ["./**/", "~/**/", "/**/"].iter().find_map(|start| Some((*start, pattern.strip_prefix(start)?)));
         let (start, path) = below.map_or_else(
             || ("", directory_of(pattern).parse()),
             |(start, rest)| (start, format!("./{}", directory_of(rest)).parse()),
         );
         match path {
-            // Beneath the home or the root it may lie around the workspace.
+            // Beneath the home or the root, the matched directory may contain the workspace.
             Ok(path) if !is_file && matches!(start, "~/**/" | "/**/") => {
                 self.add_protected(&path);
                 self.lost_to_commands(at, text, effect, WRITTEN_AROUND);
@@ -193,7 +193,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Keeps commands from writing a path, or notes that they still can.
+    /// Prevents commands from writing a path, or notes that they still can.
     pub(super) fn protect(&mut self, at: &Spanned, text: &str, path: &ConfigPath, is_file: bool, effect: Verdict) {
         let is_outside = !path.is_in_workspace();
         let depth = path.bytes().split(|byte| *byte == b'/').filter(|part| !part.is_empty()).count();
@@ -209,7 +209,7 @@ impl Reader<'_> {
         {
             self.note(at, text, Carried::Needless, NOT_WRITTEN);
         } else if is_outside && !is_file {
-            // The name alone, without what is above it, would protect too much.
+            // The last name alone, without its parent directories, would protect too much.
             if depth > 1 {
                 self.add_protected(path);
             }
@@ -221,8 +221,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Protects the name that a path ends in, wherever it lies: whether a name
-    /// can say it.
+    /// Protects the last name of a path, at every location. Returns whether a protected name can express it.
     fn add_protected(&mut self, path: &ConfigPath) -> bool {
         let name = name_of(path);
         if let Some(name) = &name {
@@ -231,8 +230,8 @@ impl Reader<'_> {
         name.is_some()
     }
 
-    /// gitignore's anchors: `//` the root, `~/` home, `/` where the settings
-    /// belong, anything else where the session runs.
+    /// Converts a pattern with gitignore's anchors: `//` is the root, `~/` home, `/` the directory of the
+    /// settings. Any other pattern is relative to the session's directory.
     fn path_patterns(&self, text: &str, effect: Verdict) -> Option<OwnPatterns> {
         if text.starts_with('!') || text.starts_with("../") || text.trim_matches('/').is_empty() {
             return None;
@@ -256,7 +255,7 @@ impl Reader<'_> {
         } else if let Some(rest) = text.strip_prefix("./") {
             vec![format!("./{rest}")]
         } else if !text.trim_end_matches('/').contains('/') && raises {
-            // gitignore(5): without a slash it is meant at every depth.
+            // gitignore(5): a pattern without a slash matches at every depth.
             broader = true;
             vec![format!("./**/{text}")]
         } else {
@@ -271,18 +270,18 @@ impl Reader<'_> {
 struct OwnPatterns {
     patterns: Vec<String>,
     broader: bool,
-    /// It names one file, so that nothing can lie in it.
+    /// The pattern names one file, which cannot contain other files.
     is_file: bool,
 }
 
-/// Whether a path ends in a name with an extension. A directory without a slash
-/// behind it may have one, but no workspace is called so.
+/// Returns whether a path ends in a name with an extension. A directory without a final slash may have such
+/// a name, but a workspace is assumed not to.
 pub(super) fn names_a_file(text: &str) -> bool {
     let name = text.rsplit('/').next().unwrap_or_default();
     name.trim_start_matches('.').contains('.')
 }
 
-/// A path as a protected name, its anchor left out.
+/// Returns a path as a protected name, without its anchor.
 fn name_of(path: &ConfigPath) -> Option<String> {
     let text = std::str::from_utf8(path.bytes()).ok()?;
     text.trim_start_matches('/').parse::<ProtectedName>().ok().map(|name| name.0)
@@ -292,15 +291,15 @@ fn may_hold_a_workspace(path: &ConfigPath) -> bool {
     !path.is_in_workspace() && !is_no_workspace(path)
 }
 
-/// Whether it is a part of the system, or credentials that every profile hides.
+/// Returns whether a path is a part of the system, or credentials that every profile hides.
 fn is_no_workspace(path: &ConfigPath) -> bool {
     let is_beneath = |known: &str| known.parse().is_ok_and(|known| path.is_beneath(&known));
     let mut credentials = shipped::credential_groups().iter().flat_map(|(paths, _)| paths);
     SYSTEM.iter().any(|known| is_beneath(known)) || credentials.any(|known| is_beneath(known))
 }
 
-/// Whether what may be written can reach a path outside the workspace. A path
-/// from the root may lie in the home directory, and the other way round.
+/// Returns whether a writable path can reach a path outside the workspace. An absolute path may be in the
+/// home directory, and vice versa.
 fn touches(written: &ConfigPath, path: &ConfigPath) -> bool {
     match (written, path) {
         (ConfigPath::Workspace(_), _) | (ConfigPath::Home(_), ConfigPath::Absolute(_)) => false,

@@ -1,9 +1,8 @@
-//! One rule of Claude Code's `permissions`, as rules of ours.
+//! Converts one rule of Claude Code's `permissions` to Stockade rules.
 //!
-//! An `allow` that would reach further here than there is left out: one for a
-//! program whose paths are checked there and not here, a pattern that names no
-//! program, a tool that is not the one it looks like. A `deny` or `ask` that has
-//! no form becomes broader, never nothing, because an `allow` beside it counts.
+//! An `allow` that would allow more here is left out: for a program whose arguments only Claude Code
+//! checks, for a pattern that names no program, for a pattern over tools that names no server. A `deny` or
+//! `ask` that cannot be expressed becomes broader and is never dropped, because an `allow` beside it counts.
 
 use stockade_model::Verdict;
 
@@ -18,8 +17,8 @@ use crate::hosts::check_breadth;
 use crate::pattern::Word;
 use crate::words::base_name;
 
-/// Programs whose operands must lie in the directories that are worked in, there
-/// by a check of its own, here as facts that the classifier finds.
+/// Programs whose operands must be in the working directories. Claude Code checks this itself; here the
+/// facts of the classifier do.
 const PATH_CHECKED: &[&str] = &[
     "base64",
     "cat",
@@ -48,17 +47,17 @@ const PATH_CHECKED: &[&str] = &[
     "wc",
 ];
 
-/// Programs that are checked there in a way that no rule here can say.
+/// Programs that Claude Code checks in a way that no rule here can express.
 const CHECKED_OTHERWISE: &[&str] = &["awk", "cd", "cp", "find", "jq", "ls", "mv", "sed", "stat", "tr"];
 
-/// The names that one tool has had.
+/// All names of one tool over time.
 const TOOL_NAMES: &[&[&str]] = &[
     &["Agent", "Task"],
     &["TaskOutput", "BashOutput", "BashOutputTool", "AgentOutput", "AgentOutputTool"],
     &["TaskStop", "KillShell", "KillBash"],
 ];
 
-/// Every name of the tool.
+/// Returns every name of the tool.
 fn names_of(tool: &str) -> Vec<String> {
     let known = TOOL_NAMES.iter().find(|names| names.contains(&tool));
     known.map_or_else(|| vec![tool.to_owned()], |names| names.iter().map(|name| (*name).to_owned()).collect())
@@ -73,7 +72,7 @@ impl Reader<'_> {
     }
 
     pub(super) fn rule(&mut self, at: &Spanned, text: &str, tool: &str, specifier: Option<&str>, effect: Verdict) {
-        // Of a tool for files `**` is a pattern, and means the project alone.
+        // For a file tool, `**` is a pattern, and means the project only.
         let specifier = specifier.filter(|specifier| !matches!(*specifier, "*" | ""));
         match (tool, specifier) {
             (name, None) if name.contains('*') => self.tools_by_pattern(at, text, name, effect),
@@ -112,8 +111,8 @@ impl Reader<'_> {
         }
     }
 
-    /// An `allow` without a form here is left out; anything else is carried more
-    /// broadly by the caller, as a question. Returns whether the caller has to.
+    /// Leaves out an `allow` that cannot be expressed. The caller converts any other rule more broadly, as
+    /// a question. Returns whether the caller has to.
     fn left_out(&mut self, at: &Spanned, text: &str, effect: Verdict, why: &str) -> bool {
         if effect == Verdict::Allow {
             self.note(at, text, Carried::Left, why);
@@ -123,7 +122,7 @@ impl Reader<'_> {
         true
     }
 
-    /// A pattern over names of tools. It allows only behind a server's name.
+    /// Converts a pattern over tool names. An `allow` must name a server before the pattern.
     fn tools_by_pattern(&mut self, at: &Spanned, text: &str, pattern: &str, effect: Verdict) {
         let server = pattern.strip_prefix("mcp__").and_then(|rest| rest.split_once("__"));
         if effect == Verdict::Allow && !server.is_some_and(|(server, _)| !server.is_empty() && !server.contains('*')) {
@@ -140,8 +139,8 @@ impl Reader<'_> {
         }
     }
 
-    /// A command with `*`: at the end behind a blank it also means nothing, and
-    /// `:*` there is the same.
+    /// Converts a command pattern with `*`. At the end, after a blank, `*` also matches no arguments; `:*`
+    /// at the end is the same.
     fn command(&mut self, at: &Spanned, text: &str, pattern: &str, effect: Verdict) {
         let mut draft = self.draft(at, text, effect);
         let (front, any_arguments) = match pattern.strip_suffix(":*").or(pattern.strip_suffix(" *")) {
@@ -162,7 +161,7 @@ impl Reader<'_> {
             program = glob.split(' ').next().unwrap_or_default().to_owned();
             draft.glob = vec![glob.clone()];
             if any_arguments && effect == Verdict::Allow {
-                // Where it is not the only `*`, the last one means a word there.
+                // If it is not the only `*`, the last one requires a word in Claude Code.
                 draft.glob = vec![format!("{glob} *")];
             } else if any_arguments {
                 draft.glob.push(format!("{glob} *"));
@@ -174,7 +173,7 @@ impl Reader<'_> {
         self.imported.push(draft);
     }
 
-    /// An `allow` reaches no path that is refused to its program there.
+    /// Adds an `allow` rule that includes no path which Claude Code refuses to the program.
     fn allow_command(&mut self, at: &Spanned, text: &str, program: &str, mut draft: DraftRule) {
         let may_be = |known: &&&str| text_matches(program, known) || text_matches(base_name(program), known);
         let checked = CHECKED_OTHERWISE.iter().find(may_be);
@@ -204,15 +203,14 @@ impl Reader<'_> {
         }
     }
 
-    /// A pattern whose text a shell would not read as words: operators, quotes,
-    /// expansions.
+    /// Converts a pattern that a shell would not parse as plain words: operators, quotes, expansions.
     fn raw_command(&mut self, at: &Spanned, text: &str, pattern: &str, effect: Verdict) {
         if effect == Verdict::Allow {
             let why = "it is not a list of plain words: what it means to a shell is not certain";
             return self.note(at, text, Carried::Left, why);
         }
-        // Every command of what it names, by its program: asked about. One that
-        // cannot be named makes it every program.
+        // Asks about every command of the named programs. If one program cannot be named, asks about every
+        // command.
         let words = pattern.split(['|', ';', '&', '\n']).map(|part| part.split_whitespace().next().unwrap_or_default());
         let plain =
             |word: &str| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "_-./+".contains(c));
@@ -233,7 +231,7 @@ impl Reader<'_> {
 
     fn domain(&mut self, at: &Spanned, text: &str, specifier: &str, effect: Verdict) {
         let host = specifier.strip_prefix("domain:").map(str::trim);
-        // What is asked about or refused may be as wide as it likes.
+        // A rule that asks or refuses may be as wide as necessary.
         let pattern = host.map(|host| host_of_any_depth(host, Verdict::Deny));
         let Some((host, Ok(pattern))) = host.zip(pattern).filter(|(host, _)| !host.contains(':')) else {
             if self.left_out(at, text, effect, "only `domain:HOST` has a form here") {
@@ -245,7 +243,7 @@ impl Reader<'_> {
         };
         let host = host.to_ascii_lowercase();
         if host.contains('*') && effect == Verdict::Allow {
-            // A `*` in a URL could reach across its slashes.
+            // A `*` in a URL could match across its slashes.
             self.note(at, text, Carried::Stricter, "hosts with `*` are allowed to commands in the sandbox only");
         } else {
             let mut draft = self.draft(at, text, effect);
@@ -270,7 +268,7 @@ impl Reader<'_> {
     }
 }
 
-/// The URLs of a host. What refuses also looks for a user and a port.
+/// Returns the URLs of a host. For a refusal, they include forms with a user and a port.
 fn urls(host: &str, effect: Verdict) -> Vec<String> {
     let mut all = Vec::new();
     for scheme in ["https", "http"] {

@@ -1,5 +1,4 @@
-//! The `sandbox` part of Claude Code's settings: what it permits and refuses
-//! becomes powers of profile `workspace`.
+//! Converts the `sandbox` part of Claude Code's settings to powers of profile `workspace`.
 //!
 //! Must not know permission rules.
 
@@ -12,7 +11,7 @@ use super::{Carried, host_of_any_depth};
 use crate::draft::quoted;
 use crate::text::ConfigPath;
 
-/// Why a power of the sandbox is not carried.
+/// Reason why a power of the sandbox is not imported.
 const OFF: &str = "the sandbox is not on in every file, and without it this gives nothing there";
 
 pub(super) fn carry(reader: &mut Reader<'_>, sandbox: &Spanned) {
@@ -57,7 +56,7 @@ pub(super) fn carry(reader: &mut Reader<'_>, sandbox: &Spanned) {
     }
 }
 
-/// The strings of a list; what is none is a mistake.
+/// Returns the strings of a list; any other entry is a mistake.
 fn texts<'a>(reader: &mut Reader<'_>, list: &'a Spanned) -> Vec<&'a Spanned> {
     let Some(items) = list.list() else {
         reader.expected("a list", list);
@@ -68,7 +67,7 @@ fn texts<'a>(reader: &mut Reader<'_>, list: &'a Spanned) -> Vec<&'a Spanned> {
     texts
 }
 
-/// Here `/` is the root, `~/` home, and the rest lies in the project.
+/// Parses a path: `/` is the root, `~/` home, and any other path is relative to the project.
 pub(super) fn path(text: &str) -> Option<ConfigPath> {
     let absolute = text.strip_prefix('/').filter(|rest| rest.starts_with('/')).unwrap_or(text);
     let anchored = absolute.starts_with(['/', '~', '.']);
@@ -76,7 +75,7 @@ pub(super) fn path(text: &str) -> Option<ConfigPath> {
     directory_of(&text).parse().ok()
 }
 
-/// A directory covers what lies in it, so `x/**` says no more than `x`.
+/// Removes a final `/**`: a directory covers its content, so `x/**` means the same as `x`.
 pub(super) fn directory_of(mut pattern: &str) -> &str {
     while let Some(rest) = pattern.strip_suffix("/**").or(pattern.strip_suffix('/')) {
         pattern = rest;
@@ -129,7 +128,7 @@ fn paths(reader: &mut Reader<'_>, key: &str, list: &Spanned) {
     }
 }
 
-/// Whether it is the workspace as a whole.
+/// Returns whether the path is the whole workspace.
 pub(super) fn is_workspace(path: &ConfigPath) -> bool {
     *path == ConfigPath::Workspace(Default::default())
 }

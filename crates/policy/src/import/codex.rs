@@ -1,9 +1,9 @@
-//! Codex `.rules` files: `prefix_rule`, `network_rule`, `host_executable`, as
-//! the README of codex-rs/execpolicy (2026) documents them.
+//! Importer for Codex `.rules` files: `prefix_rule`, `network_rule`, `host_executable`, as the README of
+//! codex-rs/execpolicy (2026) documents them.
 //!
-//! There as here every rule that matches speaks and the strictest decides, and a
-//! rule's first word is the program. A program given by its path falls back to
-//! rules for its name; `host_executable` limits which paths may.
+//! In both tools every matching rule counts and the strictest decides, and a rule's first word is the
+//! program. A program given by its path falls back to the rules for its name; `host_executable` limits the
+//! paths that do.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
             let read = match call.name.as_str() {
                 "prefix_rule" => prefix_rule(call, &entry, &hosts, &mut imported),
                 "network_rule" => network_rule(call, &entry, &mut imported),
-                // Read before, because rules above it mean its paths as well.
+                // Read before, because rules above it also apply to its paths.
                 "host_executable" => Ok(()),
                 other => Err(Fault { at: call.at, why: format!("there is no function `{other}`") }),
             };
@@ -63,7 +63,7 @@ fn shown(source: &Source, at: Place) -> String {
     source.text.lines().nth(at.line - 1).unwrap_or_default().trim().to_owned()
 }
 
-/// The arguments of a call by the names of its parameters.
+/// Returns the arguments of a call by the names of its parameters.
 fn arguments<'a>(call: &'a Call, parameters: &[&str]) -> Result<BTreeMap<String, &'a Value>, Fault> {
     let mut found: BTreeMap<String, &Value> = BTreeMap::new();
     for (i, value) in call.positional.iter().enumerate() {
@@ -167,7 +167,7 @@ fn prefix_rule(
             imported.notes.push(entry.note(Carried::Left, why));
             return Ok(());
         }
-        // The words before it are fewer, and mean more.
+        // The plain words before it form a shorter prefix, which matches more.
         let plain = pattern.iter().take(32).take_while(|word| !word.alternatives().iter().any(unusual));
         rule.prefix = plain.cloned().collect();
         if rule.prefix.is_empty() {
@@ -190,15 +190,15 @@ fn prefix_rule(
     Ok(())
 }
 
-/// Whether an example fits a pattern there; nothing where its words are not plain,
-/// or a path may stand for a name.
+/// Returns whether an example matches a pattern in Codex; `None` if its words are not plain, or if a path
+/// may stand for a name.
 fn fits(pattern: &[Word], example: &str) -> Option<bool> {
     let words = plain_words(example).filter(|words| !words[0].contains('/'))?;
     Some(words.len() >= pattern.len() && pattern.iter().zip(&words).all(|(wanted, word)| wanted.is(word)))
 }
 
-/// An allow rule means exactly its program; the paths that `host_executable`
-/// lists for it are the same program.
+/// Adds the paths of a program to an allow rule. The rule matches exactly its program; the paths that
+/// `host_executable` lists are the same program.
 fn with_paths(program: &Word, hosts: &BTreeMap<String, Vec<String>>) -> Word {
     let mut names: Vec<String> = program.alternatives().to_vec();
     for name in program.alternatives() {
@@ -211,8 +211,8 @@ fn with_paths(program: &Word, hosts: &BTreeMap<String, Vec<String>>) -> Word {
     Word::any(names).unwrap_or_else(|| program.clone())
 }
 
-/// Strings as they stand, lists of words joined; a list that is empty or a
-/// string that is no command is an error there as well.
+/// Returns examples: strings unchanged, lists of words joined. An empty list or a string that is not a
+/// command is an error in Codex as well.
 fn examples(value: Option<&&Value>) -> Result<Vec<String>, Fault> {
     let Some(value) = value else { return Ok(Vec::new()) };
     let mut all = Vec::new();
@@ -291,7 +291,7 @@ fn network_rule(call: &Call, entry: &Entry<'_>, imported: &mut Imported) -> Resu
     Ok(())
 }
 
-/// A host without scheme and path; a port behind it means nothing there.
+/// Parses a host without scheme and path; a port after it has no meaning in Codex.
 fn host_of(value: &Value) -> Result<String, Fault> {
     let raw = text(value)?.trim();
     let wrong = |why: &str| Err(Fault { at: value.at, why: format!("`{raw}`: {why}") });

@@ -1,9 +1,8 @@
-//! Gemini CLI's policies: `policies/*.toml` as docs/reference/policy-engine.md
-//! (2026) documents them, together with `settings.json`.
+//! Importer for Gemini CLI's policies: `policies/*.toml` as docs/reference/policy-engine.md (2026)
+//! documents them, together with `settings.json`.
 //!
-//! There the rule of the highest priority that matches decides; a shell command
-//! is taken apart and the strictest of its parts counts. That is our
-//! `first-applicable` over rules in order of priority.
+//! In Gemini CLI, the matching rule of the highest priority decides; a shell command is split and the
+//! strictest of its parts counts. This is `first-applicable` here, with rules in order of priority.
 
 use std::cmp::Reverse;
 use std::path::Path;
@@ -19,13 +18,13 @@ use crate::error::{ConfigError, Place};
 use crate::file::Combining;
 use crate::parse::{Places, parse};
 
-/// The priority of rules that a person made by "always allow".
+/// Priority of rules that the user made with "always allow".
 const ALWAYS_ALLOW: i64 = 950;
 
-/// The one tool that runs commands.
+/// Names of the one tool that runs commands.
 pub(super) const SHELL_TOOLS: [&str; 2] = ["run_shell_command", "ShellTool"];
 
-/// A rule with the priority it has there over all tiers, in thousandths.
+/// A rule with its priority in Gemini CLI across all tiers, in thousandths.
 pub(super) struct Ranked {
     pub priority: i64,
     pub effect: Verdict,
@@ -52,11 +51,11 @@ pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
         });
     }
     mistakes.finish(sources)?;
-    // Among equals the order of files decides there, which no file says: the
-    // strictest comes first.
+    // In Gemini CLI, the order of files decides among equal priorities, and no file contains that order.
+    // Therefore the strictest comes first.
     ranked.sort_by_key(|rule| (Reverse(rule.priority), Reverse(rule.effect)));
     if sources.iter().any(|source| is_json(&source.text)) {
-        // What no rule speaks of is asked about there in every mode of settings.
+        // In every mode of the settings, Gemini CLI asks about acts that no rule matches.
         imported.settings.insert("approval_mode".to_owned(), crate::draft::quoted("untrusted"));
     }
     if context.plans {
@@ -74,12 +73,12 @@ pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
     Ok(imported)
 }
 
-/// What the settings say that changes what all rules mean.
+/// Settings that change the meaning of all rules.
 #[derive(Debug, Default)]
 pub(super) struct Context {
     /// Sessions start in the mode `plan`.
     pub plans: bool,
-    /// Rules that a person made by "always allow" do not count.
+    /// Rules that the user made with "always allow" do not count.
     pub no_always_allow: bool,
     /// The hook that may refuse a call before it is allowed.
     hook: Option<Note>,
@@ -102,17 +101,17 @@ impl Context {
         context
     }
 
-    /// The mode that sessions start in.
+    /// Returns the mode that sessions start in.
     fn mode(&self) -> &'static str {
         if self.plans { "plan" } else { "default" }
     }
 }
 
-/// Thousandths from one tier to the next.
+/// Distance between two tiers, in thousandths.
 const TIER: i64 = 1000;
 
-/// What a tier adds to a priority. A file alone may be of any: its rules are
-/// compared with each other only.
+/// Returns the priority offset of a tier. The user's tier also serves for an unknown scope, because such
+/// files are only compared with each other.
 pub(super) fn tier(scope: Scope) -> i64 {
     match scope {
         Scope::Extension => 2 * TIER,
@@ -122,8 +121,8 @@ pub(super) fn tier(scope: Scope) -> i64 {
     }
 }
 
-/// A rule of a higher tier outweighs one of a lower tier, whatever their
-/// priorities. Where files may be of several, each must be known.
+/// Checks that the tier of each file is known, if there may be several. A rule of a higher tier outweighs
+/// one of a lower tier, whatever their priorities.
 fn check_tiers(sources: &[Source], mistakes: &mut Mistakes) {
     let directory = |source: &Source| Path::new(&source.name).parent().map(Path::to_owned);
     let unknown: Vec<&Source> =
@@ -139,7 +138,7 @@ fn check_tiers(sources: &[Source], mistakes: &mut Mistakes) {
     mistakes.refuse(first, ConfigError::new(Path::new(&first.name), None, why).hint(hint));
 }
 
-/// Settings start with a brace or a comment of JSON.
+/// Returns whether a text is a settings file: it starts with a brace or a comment of JSON.
 fn is_json(text: &str) -> bool {
     let text = text.trim_start_matches('\u{feff}').trim_start();
     text.starts_with('{') || text.starts_with("//") || text.starts_with("/*")
@@ -172,7 +171,7 @@ fn policies(source: &Source, context: &Context, imported: &mut Imported, mistake
                 continue;
             }
         };
-        // A file with one rule that its schema refuses is not read at all.
+        // Gemini CLI ignores a whole file if its schema refuses one rule.
         let is_read = key != "rule" || items.iter().all(|rule| rule.get("toolName").is_some());
         for (i, value) in items.iter().enumerate() {
             let reader = Reader { source, context, is_read, places: &places, key: format!("{key}[{i}]"), value };
@@ -207,7 +206,7 @@ const KEYS: &[&str] = &[
 struct Reader<'a> {
     source: &'a Source,
     context: &'a Context,
-    /// Whether the tool reads the file.
+    /// True if Gemini CLI reads the file.
     is_read: bool,
     places: &'a Places,
     key: String,
@@ -285,7 +284,7 @@ impl Reader<'_> {
         let conditions = self.conditions(&tools, &mut rule, imported)?;
         for tool in &tools {
             if effect == Verdict::Allow && tool == SHELL_TOOLS[1] && server.is_none() {
-                // Settings know the old name, policies do not.
+                // Settings accept the old name, policies do not.
                 imported.notes.push(rule.entry.note(Carried::Left, "no tool has this name there"));
                 continue;
             }
@@ -300,7 +299,7 @@ impl Reader<'_> {
         Ok(Some(Ranked { priority: tier(self.source.scope) + priority, effect: rule.effect, drafts: rule.drafts }))
     }
 
-    /// Whether an `allow` counts at its place.
+    /// Returns whether an `allow` counts in this file and at this priority.
     fn counts(&self, priority: i64, entry: &Entry<'_>, imported: &mut Imported) -> bool {
         let why = match self.source.scope {
             Scope::Extension => "an extension allows nothing there",
@@ -317,8 +316,8 @@ impl Reader<'_> {
         false
     }
 
-    /// A program that looks at calls may refuse what a rule allows: they are
-    /// asked about, whatever the priority.
+    /// Converts a safety checker to a question about its calls. The checker is a program that may refuse
+    /// calls that a rule allows, so the question comes before all priorities.
     fn checker(&self, imported: &mut Imported) -> Result<Ranked, Fault> {
         let mut tools: Vec<String> = self.texts("toolName")?.into_iter().map(str::to_owned).collect();
         let server = self.text("mcpName")?;
@@ -336,7 +335,7 @@ impl Reader<'_> {
         Ok(Ranked { priority: i64::MAX, effect: Verdict::Ask, drafts: rule.drafts })
     }
 
-    /// What makes the tool leave out the whole file.
+    /// Checks for errors that make Gemini CLI ignore the whole file.
     fn check_schema(&self) -> Result<(), Fault> {
         let modes = ["default", "autoEdit", "plan", "yolo"];
         if let Some(other) = self.texts("modes")?.iter().find(|mode| !modes.contains(mode)) {
@@ -369,7 +368,7 @@ impl Reader<'_> {
         Ok(message.filter(|message| !message.is_empty()).map_or_else(origin, str::to_owned))
     }
 
-    /// Whether the rule speaks in the mode that sessions start in, with a person there.
+    /// Returns whether the rule applies in the mode that sessions start in, in interactive use.
     fn is_active(&self, effect: Verdict, entry: &Entry<'_>, imported: &mut Imported) -> Result<bool, Fault> {
         let modes = self.texts("modes")?;
         if !modes.is_empty() && !modes.contains(&self.context.mode()) {
@@ -384,8 +383,8 @@ impl Reader<'_> {
         Ok(true)
     }
 
-    /// What narrows the rule. What has no form here makes an `allow` vanish and
-    /// the others broader.
+    /// Returns the conditions of the rule. If one cannot be expressed, an `allow` is dropped and other
+    /// rules become broader.
     fn conditions(&self, tools: &[String], rule: &mut Made<'_>, imported: &mut Imported) -> Result<Conditions, Fault> {
         let prefixes: Vec<String> = self.texts("commandPrefix")?.into_iter().map(str::to_owned).collect();
         let (regex, arguments) = (self.text("commandRegex")?, self.text("argsPattern")?);
@@ -405,7 +404,7 @@ impl Reader<'_> {
                 rule.cannot_say(&format!("`{key}` has no form here"), imported);
             }
         }
-        // An empty text is no condition there.
+        // An empty text is not a condition in Gemini CLI.
         let prefixes: Vec<String> = prefixes.into_iter().filter(|prefix| !prefix.is_empty()).collect();
         Ok(if !prefixes.is_empty() {
             Conditions::Prefixes(prefixes)

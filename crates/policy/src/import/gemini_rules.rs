@@ -1,8 +1,8 @@
-//! One rule of Gemini CLI on its way into rules of ours.
+//! Converts one rule of Gemini CLI to Stockade rules.
 //!
-//! Rules are tried in order of priority there as here, so one that refuses or
-//! asks is never left out: an `allow` of a lower priority stands behind it. What
-//! has no form here makes an `allow` vanish and the others broader.
+//! Both tools try rules in order of priority, so a rule that refuses or asks is never left out: an `allow`
+//! of a lower priority may follow it. If a condition cannot be expressed here, an `allow` is dropped and
+//! other rules become broader.
 
 use stockade_model::Verdict;
 
@@ -13,16 +13,16 @@ use crate::draft::DraftRule;
 use crate::file::ProvenanceSection;
 use crate::pattern::Word;
 
-/// Programs whose use is asked about there in part, whatever allows all commands.
+/// Programs that Gemini CLI asks about in part, even if all commands are allowed.
 const ASKED_IN_PART: &[&str] = &["base64", "find", "git", "ln", "rg", "ripgrep", "rm", "sudo"];
 
-/// Words of a tool's name that make its calls changes of files.
+/// Words of a tool's name which indicate that the tool changes files.
 const EDIT_WORDS: &[&str] = &["append", "create", "edit", "patch", "replace", "save", "update", "write"];
 
-/// The arguments that name the file a tool changes.
+/// Arguments that name the file which a tool changes.
 const PATH_ARGUMENTS: &[&str] = &["file", "filePath", "file_path", "path"];
 
-/// Files that are asked about there, whatever allows the tool.
+/// Files that Gemini CLI asks about, even if the tool is allowed.
 const BUILD_FILES: &[&str] = &[
     "*.bazelrc*",
     "*.blazerc*",
@@ -56,7 +56,7 @@ const BUILD_FILES: &[&str] = &[
 /// Names of one tool over time.
 const ALIASES: &[[&str; 2]] = &[["grep_search", "search_file_content"]];
 
-/// What narrows a rule beside its tool.
+/// Conditions of a rule besides its tool.
 #[derive(Clone, Debug)]
 pub(super) enum Conditions {
     None,
@@ -65,13 +65,13 @@ pub(super) enum Conditions {
     Arguments(String),
 }
 
-/// A rule that is being carried.
+/// A rule that is being converted.
 pub(super) struct Made<'a> {
     pub entry: Entry<'a>,
     pub effect: Verdict,
     pub justification: String,
     pub drafts: Vec<DraftRule>,
-    /// True where a condition was lost that an `allow` cannot do without.
+    /// True if a condition that an `allow` needs was lost.
     pub lost: bool,
 }
 
@@ -84,7 +84,7 @@ impl Made<'_> {
         imported.notes.push(self.entry.note(carried, why));
     }
 
-    /// A condition that has no form here.
+    /// Handles a condition that cannot be expressed here.
     pub(super) fn cannot_say(&mut self, why: &str, imported: &mut Imported) {
         if self.allows() {
             self.note(imported, Carried::Left, why);
@@ -138,13 +138,13 @@ impl Made<'_> {
         let also = self.as_agent(&draft);
         self.drafts.push(draft);
         self.drafts.extend(also);
-        // Every tool is also the one that runs commands.
+        // A rule for every tool also applies to the tool that runs commands.
         if name == "*" && !(matches!(conditions, Conditions::Arguments(_)) && self.allows()) {
             self.add_command(&Conditions::None, imported);
         }
     }
 
-    /// A subagent is called through one tool that names it.
+    /// Returns the rule for a subagent, which is called through one tool that names it.
     fn as_agent(&self, draft: &DraftRule) -> Option<DraftRule> {
         let [name] = draft.tool.as_slice() else { return None };
         let is_agent = !self.allows() && draft.arguments.is_empty() && !name.contains('*') && !name.starts_with("mcp_");
@@ -173,7 +173,7 @@ impl Made<'_> {
         }
     }
 
-    /// `"key":"expression` over the arguments, as a key and globs.
+    /// Converts `"key":"expression` over the arguments to a key and globs.
     fn arguments(&mut self, pattern: &str, imported: &mut Imported) -> Option<(String, Vec<String>)> {
         if self.allows() && regex::is_refused(pattern) {
             self.cannot_say("the expression is refused there as too costly", imported);
@@ -267,7 +267,7 @@ impl Made<'_> {
         if globs.broader {
             self.note(imported, Carried::Stricter, "the expression is carried more broadly");
         }
-        // It is tried on the whole line there, and on each command of it here.
+        // Gemini CLI applies the expression to the whole line, Stockade to each command of it.
         let (whole, parts): (Vec<String>, Vec<String>) =
             globs.globs.iter().chain(&globs.anywhere).map(|glob| loosened(glob)).partition(|glob| is_of_one(glob));
         let across: Vec<String> = whole.iter().filter_map(|glob| last_literal(glob)).collect();
@@ -304,8 +304,8 @@ impl Made<'_> {
         }
     }
 
-    /// Asks about commands that start as the text does, up to where it leaves the
-    /// first command or plain words.
+    /// Asks about commands that start like the text, up to the end of the first command or of the plain
+    /// words.
     fn ask_about_text(&mut self, glob: &str, imported: &mut Imported) {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,+@%* ".contains(c);
         let end = glob.find(|c: char| !plain(c)).unwrap_or(glob.len());
@@ -320,7 +320,7 @@ impl Made<'_> {
     }
 }
 
-/// Every name of the tool; what allows means the one that it names.
+/// Returns every name of the tool; for an `allow`, only the given name.
 fn names_of(name: &str, allows: bool) -> Vec<String> {
     let aliases = ALIASES.iter().find(|aliases| aliases.contains(&name) && !allows);
     aliases.map_or_else(
@@ -329,8 +329,8 @@ fn names_of(name: &str, allows: bool) -> Vec<String> {
     )
 }
 
-/// Which names may allow: a `*` means something there only alone, as `mcp_*`, or
-/// behind a server, whose name ends at its first `_`.
+/// Checks that a name may allow. In Gemini CLI a `*` is special only alone, as `mcp_*`, or after a server,
+/// whose name ends at its first `_`.
 fn check_allowed_name(name: &str, server: Option<&str>) -> Result<(), &'static str> {
     const UNDERSCORE: &str = "a server whose name holds `_` is not told from another one";
     if server.is_some_and(|server| server.contains('_')) {
@@ -347,7 +347,7 @@ fn check_allowed_name(name: &str, server: Option<&str>) -> Result<(), &'static s
     }
 }
 
-/// `"key":"expression` over the arguments, as a key and globs.
+/// Parses `"key":"expression` over the arguments as a key and globs.
 fn argument_of(pattern: &str) -> Result<(String, regex::Globs), &'static str> {
     const FORM: &str = "only `\"NAME\":\"...` has a form here";
     let rest = pattern.strip_prefix('"').ok_or(FORM)?;
@@ -358,8 +358,7 @@ fn argument_of(pattern: &str) -> Result<(String, regex::Globs), &'static str> {
     Ok((key.to_owned(), globs_of(rest)?))
 }
 
-/// A glob as commands are joined here: one blank between words, quotes as they
-/// may come.
+/// Adapts a glob to the way commands are joined here: one blank between words, any quotes.
 fn loosened(glob: &str) -> String {
     let words: Vec<&str> = glob.split(' ').filter(|word| !word.is_empty()).collect();
     let mut text = words.join(" ").replace('\'', "*").replace(" *", "*");
@@ -369,13 +368,13 @@ fn loosened(glob: &str) -> String {
     text
 }
 
-/// Whether it can match one command: no text of it ends a command.
+/// Returns whether the glob can match one command: it contains no text that ends a command.
 fn is_of_one(glob: &str) -> bool {
     !glob.contains([';', '&', '|', '<', '>', '\n', '$', '`', '(', ')'])
 }
 
-/// What stands behind the last `*` within it, wherever it is in a command: text
-/// that the glob reaches across the end of one.
+/// Returns the text after the last inner `*`, as a glob for any position in a command. The glob reaches
+/// this text across the end of a command.
 fn last_literal(glob: &str) -> Option<String> {
     let (front, last) = glob.trim_end_matches('*').rsplit_once('*')?;
     (!front.trim_matches('*').is_empty() && !last.trim().is_empty()).then(|| format!("*{}*", last.trim()))

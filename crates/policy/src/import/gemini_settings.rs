@@ -1,7 +1,7 @@
-//! Gemini CLI's `settings.json`: lists of tools and servers, which become rules
-//! of fixed priorities (packages/core/src/policy/config.ts, 2026).
+//! Importer for Gemini CLI's `settings.json`: lists of tools and servers, which become rules of fixed
+//! priorities (packages/core/src/policy/config.ts, 2026).
 //!
-//! Must not know files of policies; `gemini` puts both in order.
+//! Must not know policy files; `gemini` puts both in order.
 
 use stockade_model::Verdict;
 
@@ -20,7 +20,7 @@ const ALLOWED_TOOLS: i64 = 300;
 const CORE_TOOLS: i64 = 250;
 const TRUSTED_SERVERS: i64 = 200;
 const ALLOWED_SERVERS: i64 = 100;
-/// How far below its list the rule stands that refuses the rest.
+/// Distance between a list and the rule below it that refuses all other tools.
 const REST: i64 = 10;
 
 pub(super) fn read(source: &Source) -> Result<Spanned, Fault> {
@@ -62,7 +62,7 @@ impl<'a> Reader<'a> {
     fn settings(&mut self, settings: &Spanned) {
         let tools = settings.get("tools");
         let within = |key: &str| tools.and_then(|tools| tools.get(key));
-        // Names of before the settings were grouped come second.
+        // The names from before the settings were grouped have lower precedence.
         let old = |key: &str| settings.get(key);
         let servers = |key: &str| settings.get("mcp").and_then(|mcp| mcp.get(key));
         self.servers(servers("excluded").or(old("excludeMCPServers")), Verdict::Deny, EXCLUDED_SERVERS);
@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
         self.keys(settings);
     }
 
-    /// Keys that name more rules, and keys that are not known.
+    /// Reports keys that name more rules, and unknown keys.
     fn keys(&mut self, settings: &Spanned) {
         for (key, value) in settings.object().unwrap_or_default() {
             let is_path = matches!(key.name.as_str(), "policyPaths" | "adminPolicyPaths");
@@ -99,7 +99,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The names of a list; what is none is a mistake.
+    /// Returns the names of a list; any other entry is a mistake.
     fn texts<'s>(&mut self, list: Option<&'s Spanned>) -> Vec<(&'s Spanned, &'s str)> {
         let Some(list) = list else { return Vec::new() };
         let Some(items) = list.list() else {
@@ -135,14 +135,14 @@ impl<'a> Reader<'a> {
         format!("imported from {}:{}", self.source.name, at.at.line)
     }
 
-    /// `TOOL`, or `TOOL(prefix)` where the tool runs commands.
+    /// Converts `TOOL`, or `TOOL(prefix)` if the tool runs commands.
     fn tools(&mut self, list: Option<&Spanned>, effect: Verdict, priority: i64) {
         for (at, text) in self.texts(list) {
             let why = self.why(at);
             let (name, prefix) = split(text);
             let Some(prefix) = prefix.filter(|_| effect == Verdict::Allow) else {
-                // Only allow lists know the form with a prefix: elsewhere the
-                // whole text is a name, which no tool has.
+                // Only allow lists support the form with a prefix. In other lists the whole text is a name,
+                // which no tool has.
                 if prefix.is_some() {
                     let note = self.entry(at, text).dropped(effect, "there, a prefix means nothing in this list");
                     self.imported.notes.push(note);
@@ -152,7 +152,7 @@ impl<'a> Reader<'a> {
                 continue;
             };
             if !SHELL_TOOLS.contains(&name) || (self.context.plans && priority <= CORE_TOOLS) {
-                // Its arguments are ignored there, so that it allows the tool.
+                // Gemini CLI ignores the arguments, so that the entry allows the tool.
                 self.push(name, None, at, effect, &why, priority);
                 continue;
             }
@@ -165,7 +165,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Where commands are allowed by prefix, the others are refused.
+    /// Refuses all other commands if commands are allowed by prefix.
     fn rest_of_shell(&mut self, list: Option<&Spanned>) {
         let Some(list) = list else { return };
         let narrows = |text: &str| matches!(split(text), (name, Some(_)) if SHELL_TOOLS.contains(&name));
@@ -234,7 +234,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What else the settings hold about permissions; the rest is not ours.
+    /// Reports other settings about permissions; the remaining settings are ignored.
     fn others(&mut self, settings: &Spanned) {
         let security = settings.get("security").and_then(Spanned::object).unwrap_or_default();
         for (key, value) in security {
@@ -258,12 +258,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Settings are the user's, whatever file they are in.
+/// Settings have the user's tier, whatever file they are in.
 fn ranked(priority: i64, made: Made<'_>) -> Ranked {
     Ranked { priority: tier(Scope::User) + priority, effect: made.effect, drafts: made.drafts }
 }
 
-/// `name(arguments)` in parts; a name holds letters, digits, `_` and `-`.
+/// Splits `name(arguments)`; a name contains letters, digits, `_` and `-`.
 fn split(text: &str) -> (&str, Option<&str>) {
     let parts = text.strip_suffix(')').and_then(|text| text.split_once('('));
     match parts {

@@ -1,22 +1,22 @@
-//! A JSON reader that knows the line and column of every value, so that what
-//! cannot be carried over can be pointed at. RFC 8259; where asked for, comments
-//! and a trailing comma are passed over, as editors' settings have them.
+//! A JSON parser that keeps the line and column of every value, so that a note can refer to an entry that
+//! cannot be imported. RFC 8259; on request, comments and a trailing comma are skipped, as in editors'
+//! settings.
 //!
-//! Must not know what the text means. Bounded in depth; never panics.
+//! Must not know the meaning of the text. Limited in depth; never panics.
 
 use crate::error::{Lines, Place};
 
 /// Deepest nesting.
 const MAX_DEPTH: usize = 64;
 
-/// A value and where it starts.
+/// A value and its start position.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Spanned {
     pub at: Place,
     pub value: Json,
 }
 
-/// A JSON value. A number keeps its text: nothing here counts with it.
+/// A JSON value. A number keeps its text, because no caller computes with it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Json {
     Null,
@@ -34,7 +34,7 @@ pub(crate) struct Key {
     pub name: String,
 }
 
-/// What is wrong with a text, and where.
+/// An error in a text, and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub at: Place,
@@ -62,7 +62,7 @@ impl Spanned {
         self.object()?.iter().find(|(key, _)| key.name == name).map(|(_, value)| value)
     }
 
-    /// `a string`, `a list` ...
+    /// Returns the kind of the value: `a string`, `a list` ...
     pub(crate) fn kind(&self) -> &'static str {
         match self.value {
             Json::Null => "null",
@@ -75,7 +75,7 @@ impl Spanned {
     }
 }
 
-/// Reads a whole text.
+/// Parses a whole text.
 pub(crate) fn read(source: &str, comments: bool) -> Result<Spanned, Fault> {
     let mut reader = Reader { source, bytes: source.as_bytes(), at: 0, lines: Lines::of(source), comments };
     if source.starts_with('\u{feff}') {
@@ -224,7 +224,7 @@ impl Reader<'_> {
         Ok(Json::Object(entries))
     }
 
-    /// True behind a comma; false at the end.
+    /// Returns true after a comma; false at the end.
     fn more(&mut self, end: u8) -> Result<bool, Fault> {
         self.blank()?;
         match self.peek() {

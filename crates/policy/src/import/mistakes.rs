@@ -1,4 +1,4 @@
-//! Mistakes of files, collected so that a person is told all of them at once.
+//! Mistakes of files, collected so that all of them are reported together.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use super::json::Fault;
 use super::{Source, Tool, whose};
 use crate::error::ConfigError;
 
-/// What is wrong with the files of one import.
+/// Mistakes in the files of one import.
 pub(super) struct Mistakes {
     tool: Tool,
     all: Vec<ConfigError>,
@@ -17,7 +17,7 @@ impl Mistakes {
         Self { tool, all: Vec::new() }
     }
 
-    /// Adds what is wrong with one file.
+    /// Adds the mistakes of one file.
     pub(super) fn add(&mut self, source: &Source, mut faults: Vec<Fault>) {
         faults.sort_by_key(|fault| fault.at);
         let error = |fault: Fault| ConfigError::new(Path::new(&source.name), Some(fault.at), fault.why);
@@ -31,7 +31,7 @@ impl Mistakes {
         self.all.push(self.advised(source, error));
     }
 
-    /// A file of another tool, or of none that is known, has its own remedy.
+    /// Adds advice to an error. A file of another tool, or of an unknown one, needs other advice.
     fn advised(&self, source: &Source, error: ConfigError) -> ConfigError {
         match whose::guess(&source.text) {
             Some(tool) if tool == self.tool => error,
@@ -46,10 +46,10 @@ impl Mistakes {
         }
     }
 
-    /// The mistakes as one error, where there are any, in the order of the files.
+    /// Reports the mistakes as one error, in the order of the files.
     ///
     /// # Errors
-    /// When there is one.
+    /// The mistakes, if there are any.
     pub(super) fn finish(mut self, sources: &[Source]) -> Result<(), ConfigError> {
         let position = |error: &ConfigError| sources.iter().position(|source| Path::new(&source.name) == error.file());
         self.all.sort_by_cached_key(position);

@@ -1,11 +1,9 @@
-//! Rules of other tools, brought into ours. Each importer reads a documented
-//! format, carries what means the same here, and says line by line what it could
-//! not carry or carries more strictly. A text that cannot be read is an error
-//! with the places of all mistakes; then nothing is imported.
+//! Imports rules of other tools. Each importer reads a documented format and converts the entries that mean
+//! the same here. The result lists, line by line, the entries that were dropped or made stricter. A text
+//! that cannot be parsed is an error with the positions of all mistakes; then nothing is imported.
 //!
-//! Must not run anything, read files, or write them. What is uncertain is
-//! carried as the stricter: an `allow` that cannot be told exactly is left out,
-//! an `ask` or `deny` becomes broader.
+//! Must not run any program, and must not read or write files. An uncertain entry becomes stricter: an
+//! `allow` that cannot be converted exactly is left out, an `ask` or `deny` becomes broader.
 
 mod claude;
 mod claude_context;
@@ -40,7 +38,7 @@ use crate::parse::parse_content;
 use crate::settings::{OwnDirectories, Settings};
 use crate::spec::Layer;
 
-/// Whose rules they are.
+/// The tool that the rules are from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tool {
     /// Codex: `.rules` files (Starlark).
@@ -54,26 +52,25 @@ pub enum Tool {
 /// One file to import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// Its name, for messages.
+    /// Name of the file, for messages.
     pub name: String,
-    /// What it says.
+    /// Text of the file.
     pub text: String,
-    /// Where the tool reads it.
+    /// Scope in which the tool reads the file.
     pub scope: Scope,
 }
 
-/// What became of one entry that is not carried as it stands.
+/// Result for one entry that is not imported exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Carried {
-    /// Not at all, and nothing is lost by it: it speaks of what does not exist
-    /// here, or always holds here.
+    /// Dropped without loss: the entry is about a feature that does not exist here, or that always applies
+    /// here.
     Needless,
-    /// Not at all: it allowed something, which is now asked about, or set
-    /// something, which is not set here.
+    /// Dropped: the entry allowed an act, which is now asked about, or set a value, which is not set here.
     Left,
-    /// More strictly than it was meant.
+    /// Imported more strictly than in the source.
     Stricter,
-    /// Not at all or in part, and it refused or asked: look at it by hand.
+    /// Dropped or weakened, although the entry refused or asked: check it by hand.
     Weaker,
 }
 
@@ -82,40 +79,39 @@ pub enum Carried {
 pub struct Note {
     /// The file.
     pub source: String,
-    /// Where in it.
+    /// Position in the file.
     pub place: Place,
-    /// The entry, as it stands, shortened.
+    /// The entry, unchanged but shortened.
     pub entry: String,
-    /// What became of it.
+    /// Result for the entry.
     pub carried: Carried,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-/// What an import gives.
+/// Result of an import.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Imported {
-    /// Keys at the top, as `key` and TOML value.
+    /// Top-level keys, as `key` and TOML value.
     pub settings: BTreeMap<String, String>,
-    /// Additions to profile `workspace`, and to `read-only` where they refuse:
-    /// lists by key.
+    /// Additions to profile `workspace`, and to `read-only` if they refuse: lists by key.
     pub profile: BTreeMap<String, Vec<String>>,
     /// Rules, in order.
     pub rules: Vec<DraftRule>,
-    /// What was not carried as it stands, in order.
+    /// Notes about entries that were not imported exactly, in order.
     pub notes: Vec<Note>,
 }
 
-/// Keys of a profile that take something from a command.
+/// Keys of a profile that take powers from a command.
 const REFUSING_KEYS: &[&str] = &["egress.deny", "env.drop", "hide", "protect"];
 
 impl Imported {
-    /// How many entries were left out that allowed or set something.
+    /// Returns the number of dropped entries that allowed or set something.
     pub fn left_out(&self) -> usize {
         self.count(Carried::Left)
     }
 
-    /// How many entries were lost, in whole or in part, that refused or asked.
+    /// Returns the number of entries that refused or asked and were lost, in whole or in part.
     pub fn lost(&self) -> usize {
         self.count(Carried::Weaker)
     }
@@ -124,8 +120,7 @@ impl Imported {
         self.notes.iter().filter(|note| note.carried == carried).count()
     }
 
-    /// A configuration file with what was imported and, as comments, what was
-    /// not.
+    /// Returns a configuration file with the imported entries and, as comments, the notes about the others.
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         for note in &self.notes {
@@ -139,7 +134,7 @@ impl Imported {
             let _ = writeln!(text, "{key} = {value}");
         }
         self.write_profile(&mut text, "workspace", |_| true);
-        // Another profile may be chosen: what is refused is refused there as well.
+        // Another profile may be chosen: its commands must be refused the same paths, hosts and variables.
         self.write_profile(&mut text, "read-only", |key| REFUSING_KEYS.contains(&key));
         for rule in &self.rules {
             if !text.is_empty() {
@@ -150,7 +145,7 @@ impl Imported {
         text
     }
 
-    /// The section of a profile with the additions of these keys, if there are any.
+    /// Writes the section of a profile with the additions of these keys, if there are any.
     fn write_profile(&self, text: &mut String, name: &str, has: impl Fn(&str) -> bool) {
         let mut additions = self.profile.iter().filter(|(key, _)| has(key)).peekable();
         if additions.peek().is_none() {
@@ -203,8 +198,8 @@ impl std::fmt::Display for Note {
 /// Imports one or more files of a tool, as the tool itself would merge them.
 ///
 /// # Errors
-/// When a file is not of its format, or not of this tool; the error names file,
-/// line and column of every mistake.
+/// An error if a file is not of its format, or not of this tool; the error has file, line and column of
+/// every mistake.
 pub fn import(tool: Tool, sources: &[Source]) -> Result<Imported, ConfigError> {
     let mut imported = match tool {
         Tool::Codex => codex::import(sources)?,
@@ -222,25 +217,25 @@ pub fn import(tool: Tool, sources: &[Source]) -> Result<Imported, ConfigError> {
             }
         }
     }
-    // What comes out must be readable, whatever went in.
+    // The output must be readable, whatever the input was.
     let source = imported.to_toml();
     let layer = LayerText { layer: Layer::User, path: WHAT_WAS_IMPORTED.into(), source };
     Settings::from_layers(Path::new("/"), OwnDirectories::default(), &[layer])?;
     Ok(imported)
 }
 
-/// Where an error says that it is when what was carried cannot be read.
+/// Name of the source in errors about the output of the import.
 const WHAT_WAS_IMPORTED: &str = "what was imported";
 
-/// What takes the place of a rule that cannot be read.
+/// Replacement for a rule that cannot be read.
 struct Replacement {
     broader: Option<DraftRule>,
     note: Note,
 }
 
-/// A rule that can be read, or what takes its place with the note about it: other
-/// tools' names may hold what no pattern of ours may. One that refused or asked
-/// asks about all of its kind, because an `allow` beside it counts.
+/// Returns a rule that can be read, or its replacement with a note. Names of other tools may contain text
+/// that is not valid in a pattern here. A rule that refused or asked is replaced by a question about all of
+/// its kind, because an `allow` beside it counts.
 fn checked(draft: DraftRule) -> Result<DraftRule, Box<Replacement>> {
     let Err(why) = readable(&draft) else { return Ok(draft) };
     let by = draft.provenance.as_ref().map_or("", |provenance| provenance.by.as_str());
@@ -262,7 +257,7 @@ fn checked(draft: DraftRule) -> Result<DraftRule, Box<Replacement>> {
     Err(Box::new(Replacement { broader, note: entry.note(carried, why) }))
 }
 
-/// Why a rule cannot be read.
+/// Checks that a rule can be read, and returns the reason if it cannot.
 fn readable(draft: &DraftRule) -> Result<(), String> {
     let file: ConfigFile =
         parse_content(Path::new(WHAT_WAS_IMPORTED), &draft.to_toml()).map_err(|error| error.to_string())?;
@@ -270,8 +265,8 @@ fn readable(draft: &DraftRule) -> Result<(), String> {
     file.rules.iter().try_for_each(|section| rule(section).map(|_| ()).map_err(|(_, why)| why))
 }
 
-/// Examples of other tools may rest on how they read text; those that do not
-/// hold here are dropped, the rule is not.
+/// Removes examples that do not hold here and keeps the rule. Examples of other tools may depend on their
+/// way of parsing text.
 fn without_broken_examples(mut draft: DraftRule) -> DraftRule {
     if draft.matches.is_empty() && draft.not_match.is_empty() {
         return draft;
@@ -291,7 +286,7 @@ fn without_broken_examples(mut draft: DraftRule) -> DraftRule {
     draft
 }
 
-/// An entry on its way: where it stands and how it is shown in a note.
+/// An entry that is being imported: its position and its text in a note.
 #[derive(Clone, Debug)]
 struct Entry<'a> {
     source: &'a str,
@@ -315,7 +310,7 @@ impl<'a> Entry<'a> {
         Note { source: self.source.to_owned(), place: self.place, entry: self.shown.clone(), carried, why: why.into() }
     }
 
-    /// Not carried: harmless for an `allow`, not for the others.
+    /// Returns the note for a dropped entry: harmless for an `allow`, not for the others.
     fn dropped(&self, effect: Verdict, why: impl Into<String>) -> Note {
         self.note(if effect == Verdict::Allow { Carried::Left } else { Carried::Weaker }, why)
     }
@@ -325,8 +320,8 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// A host of a tool whose `*.` stands for any number of labels; nothing where it
-/// is no host, or too wide for its effect.
+/// Parses a host of a tool whose `*.` stands for any number of labels. The result is an error if the text
+/// is not a host, or is too wide for its effect.
 fn host_of_any_depth(text: &str, effect: Verdict) -> Result<TargetPattern, String> {
     let deep = text.strip_prefix("*.").map(|rest| format!("**.{rest}"));
     let pattern = deep.as_deref().unwrap_or(text).parse::<TargetPattern>().map_err(|error| error.why().to_owned())?;
@@ -336,8 +331,7 @@ fn host_of_any_depth(text: &str, effect: Verdict) -> Result<TargetPattern, Strin
     }
 }
 
-/// A command prefix as text, as words: `None` where a shell would read it
-/// otherwise.
+/// Returns a command prefix as words; `None` if a shell would parse it otherwise.
 fn plain_words(text: &str) -> Option<Vec<String>> {
     let words = crate::words::of_script(text.as_bytes());
     match (words.plain, words.commands.as_slice()) {
@@ -346,7 +340,7 @@ fn plain_words(text: &str) -> Option<Vec<String>> {
     }
 }
 
-/// A command pattern with `*`, as our globs have it, where each word is plain.
+/// Returns a command pattern with `*` in the glob form used here, if each word is plain.
 fn plain_glob(text: &str) -> Option<String> {
     let parts: Vec<&str> = text.split(' ').collect();
     let plain =

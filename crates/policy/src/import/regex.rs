@@ -1,30 +1,29 @@
-//! The part of regular expressions that our globs can say: literals, groups of
-//! alternatives, `?`, `.*`. What goes beyond is said more broadly, and that it
-//! was is told, so that an `allow` never becomes wider.
+//! Converts the part of regular expressions that globs can express: literals, groups of alternatives, `?`,
+//! `.*`. Any other part becomes broader and is marked so, so that an `allow` never becomes wider.
 //!
 //! Must not match anything: it only translates.
 
 /// Most globs that one expression may become.
 const MAX_GLOBS: usize = 64;
-/// Deepest nest of groups.
+/// Deepest nesting of groups.
 const MAX_DEPTH: usize = 8;
 
-/// Globs that together match at least what the expression does.
+/// Globs that together match at least the texts of the expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Globs {
-    /// `*` stands for anything.
+    /// Globs in which `*` stands for any text.
     pub globs: Vec<String>,
-    /// True where they match more than it.
+    /// True if the globs match more than the expression.
     pub broader: bool,
-    /// Globs of its later alternatives, which it finds at any place.
+    /// Globs of the later alternatives, which the expression finds at any position.
     pub anywhere: Vec<String>,
 }
 
-/// Longest expression that is tried there, in bytes.
+/// Longest expression that Gemini CLI tries, in bytes.
 pub(super) const MAX_BYTES: usize = 2048;
 
-/// Whether an expression is refused there as one that may take long, and the
-/// rule with it: what repeats stands in a group before one that repeats.
+/// Returns whether Gemini CLI refuses an expression, and its rule, as potentially slow: the expression is
+/// too long, or a quantifier in a group comes before a quantified group.
 pub(super) fn is_refused(expression: &str) -> bool {
     let repeats = |c: char| matches!(c, '*' | '+' | '?' | '{');
     let inside = expression.match_indices('(').find_map(|(at, _)| {
@@ -37,9 +36,8 @@ pub(super) fn is_refused(expression: &str) -> bool {
     expression.len() > MAX_BYTES - 64 || inside.is_some_and(outside)
 }
 
-/// Translates an expression that is searched from the start of a text that ends
-/// in a quote, as a command does in JSON: without a quote at its end anything may
-/// follow.
+/// Translates an expression that is searched from the start of a text that ends in a quote, like a command
+/// in JSON. Without a final quote, any text may follow.
 pub(super) fn globs_of(expression: &str) -> Result<Globs, &'static str> {
     let mut reader = Reader { rest: expression, broader: false, depth: 0, first: 0 };
     let variants = reader.alternatives()?;
@@ -75,11 +73,11 @@ struct Reader<'a> {
     rest: &'a str,
     broader: bool,
     depth: usize,
-    /// How many variants the first alternative of the whole has.
+    /// Number of variants of the first alternative of the whole expression.
     first: usize,
 }
 
-/// What one atom may be, and whether it is `.`, which repeats as `*`.
+/// The variants of one atom, and whether the atom is `.`, which repeats as `*`.
 struct Atom {
     variants: Vec<String>,
     any: bool,
@@ -173,7 +171,7 @@ impl Reader<'_> {
                 one("*".to_owned())
             }
             Some('*') => {
-                // Our globs have no literal `*`.
+                // Globs have no literal `*`.
                 self.broader = true;
                 one("*".to_owned())
             }
@@ -183,7 +181,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A class up to its end; what is in it does not matter.
+    /// Skips a class up to its end; its content does not matter.
     fn class(&mut self) -> Result<(), &'static str> {
         let mut first = true;
         self.next_is("^");
@@ -224,7 +222,7 @@ impl Reader<'_> {
             self.broader |= atom.any;
             return Ok(atom.variants);
         };
-        // `.*?` and the like differ in what they take first, not in what they match.
+        // Forms such as `.*?` differ in their first match only, not in the texts they match.
         self.next_is("?");
         bounded(variants)
     }

@@ -1,40 +1,40 @@
-//! Where a tool reads a file of rules. The place decides how much the file
-//! weighs there, and what its paths are relative to.
+//! The location from which a tool reads a file of rules. The location decides the precedence of the file in
+//! the tool, and the base of its relative paths.
 //!
-//! Must not read files: it judges names alone.
+//! Must not read files: only names are compared.
 
 use std::path::Path;
 
 use super::Tool;
 
-/// Where a tool reads a file.
+/// Scope of a file in its tool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
-    /// Not known. What depends on it is carried as the stricter.
+    /// Unknown. Entries that depend on the scope become stricter.
     #[default]
     Unknown,
-    /// Brought by an extension of the tool.
+    /// Installed by an extension of the tool.
     Extension,
-    /// In the project: checked in, or local to one copy of it.
+    /// In the project: committed, or local to one copy of it.
     Project,
     /// The user's own.
     User,
-    /// Set by an administrator, above all others.
+    /// Set by an administrator, with precedence over all others.
     Admin,
 }
 
 impl Scope {
-    /// Every scope that a person may name, with its name.
+    /// Every scope that a user may name, with its name.
     pub const NAMED: [(&'static str, Self); 4] =
         [("extension", Self::Extension), ("project", Self::Project), ("user", Self::User), ("admin", Self::Admin)];
 
-    /// The scope of that name.
+    /// Returns the scope of that name.
     pub fn named(name: &str) -> Option<Self> {
         Self::NAMED.iter().find(|(known, _)| *known == name).map(|(_, scope)| *scope)
     }
 
-    /// The scope that a tool gives a file by its place; `path` is absolute and
-    /// without links.
+    /// Returns the scope that a tool gives a file by its location; `path` is absolute and without symbolic
+    /// links.
     pub fn of_path(tool: Tool, path: &Path, home: &Path) -> Self {
         let parent = |depth: usize| path.ancestors().nth(depth).unwrap_or(Path::new("/"));
         let named = |depth: usize, name: &str| parent(depth).file_name().is_some_and(|own| own == name);
@@ -47,7 +47,7 @@ impl Scope {
             Tool::Gemini if path.starts_with(home.join(".gemini/extensions")) => Self::Extension,
             Tool::Gemini if path.starts_with(home.join(".gemini")) => Self::User,
             Tool::Gemini if named(1, ".gemini") || (named(1, "policies") && named(2, ".gemini")) => Self::Project,
-            // Its files are merged as one, the strictest decision holds.
+            // Codex merges its files to one, and the strictest decision applies.
             Tool::Gemini | Tool::Codex => Self::Unknown,
         }
     }

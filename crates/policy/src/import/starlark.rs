@@ -1,9 +1,8 @@
-//! The declarative part of Starlark that rule files are written in: calls with
-//! literals, names bound to literals, `+`. Each value knows where it stands.
+//! Parser for the declarative part of Starlark in rule files: calls with literals, names bound to literals,
+//! `+`. Each value has its position.
 //!
-//! Must not know what the calls mean, and runs nothing: a file that needs more
-//! than this (`def`, `for`, `if`, `load`, comprehensions) is refused at the line
-//! where it does.
+//! Must not know the meaning of the calls, and runs nothing. A file that needs more (`def`, `for`, `if`,
+//! `load`, comprehensions) is refused with the line number.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +26,7 @@ pub(crate) enum Kind {
     Text(String),
     List(Vec<Value>),
     None,
-    /// `True`, `False`, a number: nothing here asks for one.
+    /// `True`, `False`, a number: no call here accepts one.
     Other(&'static str),
 }
 
@@ -51,7 +50,7 @@ enum Token {
     End,
 }
 
-/// Reads a whole file.
+/// Parses a whole file.
 pub(crate) fn read(source: &str) -> Result<Vec<Call>, Fault> {
     let tokens = Lexer { source, at: 0, lines: Lines::of(source), brackets: 0, line_start: true }.all()?;
     let mut parser = Parser { tokens, at: 0, names: BTreeMap::new() };
@@ -149,7 +148,7 @@ impl Lexer<'_> {
         Ok(name.to_owned())
     }
 
-    /// True where something other than a comment follows the blanks.
+    /// Returns whether text other than a comment follows the blanks.
     fn is_indented(&self) -> bool {
         let line = self.source[self.at..].lines().next().unwrap_or_default().trim();
         !line.is_empty() && !line.starts_with('#')
@@ -171,7 +170,7 @@ impl Lexer<'_> {
             match c {
                 '\n' if quote.len() == 1 => return self.fail(start, "the string does not end on its line"),
                 '\\' if raw => {
-                    // A quote behind it does not end the string; both stay.
+                    // A quote after the backslash does not end the string; both characters stay.
                     let next = rest[1..].chars().next();
                     text.push('\\');
                     text.extend(next);
@@ -253,7 +252,7 @@ impl Parser {
         if self.next_is(symbol) { Ok(()) } else { self.fail(format!("expected `{symbol}`")) }
     }
 
-    /// A call or `NAME = VALUE`; false at the end.
+    /// Parses a call or `NAME = VALUE`; returns false at the end.
     fn statement(&mut self, calls: &mut Vec<Call>) -> Result<bool, Fault> {
         while matches!(self.here().1, Token::Newline | Token::Symbol(';')) {
             self.at += 1;
@@ -262,7 +261,7 @@ impl Parser {
         let name = match token {
             Token::End => return Ok(false),
             Token::Name(name) => name.clone(),
-            // What stands alone, such as a text that documents, does nothing.
+            // A literal alone, such as a documentation string, has no effect.
             Token::Text(_) => {
                 self.value(0)?;
                 return self.end_of_statement();
@@ -350,7 +349,7 @@ impl Parser {
         self.at += 1;
         let kind = match token {
             Token::Text(mut text) => {
-                // Strings beside each other are one.
+                // Adjacent strings are concatenated.
                 while let Token::Text(more) = self.here().1 {
                     text.push_str(more);
                     self.at += 1;

@@ -1,14 +1,12 @@
-//! Whose file a text is: the keys that the settings of each tool may hold. A file
-//! of another tool holds no rule that would be read, so that all of its denials
-//! would be lost without a word.
+//! Detects the tool that a file belongs to, by the keys that the settings of each tool may contain. A file
+//! of another tool contains no rule that would be read, so that all of its denials would be lost silently.
 //!
-//! Must not know what a key means.
+//! Must not know the meaning of a key.
 
 use super::json::{self, Fault, Key, Spanned};
 use super::{Tool, starlark};
 
-/// Keys of Claude Code's `settings.json` (code.claude.com/docs/en/settings, 2026,
-/// and older names).
+/// Keys of Claude Code's `settings.json` (code.claude.com/docs/en/settings, 2026, and older names).
 const CLAUDE: &[&str] = &[
     "$schema",
     "advisorModel",
@@ -148,8 +146,8 @@ const CLAUDE: &[&str] = &[
     "wslInheritsWindowsSettings",
 ];
 
-/// Keys of Gemini CLI's `settings.json` (schemas/settings.schema.json, 2026), and
-/// behind them the names of before they were grouped.
+/// Keys of Gemini CLI's `settings.json` (schemas/settings.schema.json, 2026), followed by the names from
+/// before they were grouped.
 const GEMINI: &[&str] = &[
     "$schema",
     "admin",
@@ -244,7 +242,7 @@ const GEMINI: &[&str] = &[
 const CODEX: &[&str] = &["prefix_rule", "network_rule", "host_executable"];
 
 impl Tool {
-    /// Its name for a person.
+    /// Returns the display name.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Codex => "Codex",
@@ -253,7 +251,7 @@ impl Tool {
         }
     }
 
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Codex => "codex",
@@ -270,15 +268,15 @@ impl Tool {
         }
     }
 
-    /// The tool whose settings have a key that the settings of this one do not.
+    /// Returns the other tool whose settings have a key that the settings of this one do not.
     fn other_with(self, key: &str) -> Option<Self> {
         let has = |tool: &Self| tool.keys().contains(&key);
         [Self::Claude, Self::Gemini].into_iter().find(has).filter(|_| !has(&self))
     }
 }
 
-/// Refuses settings that are not of a tool: without a key of its own, or with
-/// keys that only another tool has and none that only this one has.
+/// Refuses settings of another tool: those without a key of this tool, or with keys that only another tool
+/// has and none that only this tool has.
 pub(super) fn check(tool: Tool, settings: &Spanned) -> Result<(), Fault> {
     let fail = |at, why| Err(Fault { at, why });
     let entries = settings.object().unwrap_or_default();
@@ -303,7 +301,7 @@ pub(super) fn check(tool: Tool, settings: &Spanned) -> Result<(), Fault> {
     fail(settings.at, format!("it has no key of {}'s settings", tool.title()))
 }
 
-/// Why a key is none of the tool's settings.
+/// Returns the reason why a key is not in the tool's settings.
 pub(super) fn why_unknown(tool: Tool, key: &Key) -> Option<String> {
     if tool.keys().contains(&key.name.as_str()) {
         return None;
@@ -314,7 +312,7 @@ pub(super) fn why_unknown(tool: Tool, key: &Key) -> Option<String> {
     })
 }
 
-/// The tool whose file a text seems to be.
+/// Returns the tool that a text probably belongs to.
 pub(super) fn guess(text: &str) -> Option<Tool> {
     if let Ok(settings) = json::read(text, true) {
         let count = |tool: Tool| {

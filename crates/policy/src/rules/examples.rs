@@ -1,4 +1,4 @@
-//! The examples that stand beside a rule, held against it whenever it is read.
+//! The examples in a rule, checked whenever the rule is read.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use crate::file::{FileOperation, RuleSection};
 use crate::text::ConfigPath;
 use crate::words;
 
-/// Where examples play: no path of an example depends on them, because both the
-/// pattern and the example start from the same.
+/// Directories for the examples. No path of an example depends on them, because the pattern and the example
+/// have the same base.
 const HOME: &str = "/home/user";
 const WORKSPACE: &str = "/home/user/workspace";
 
@@ -56,10 +56,10 @@ fn found(rule: &Rule, example: &str) -> Result<Match, String> {
     }
 }
 
-/// Reads a tool call: `NAME`, or `NAME {"argument": "..."}`.
+/// Parses a tool call: `NAME`, or `NAME {"argument": "..."}`.
 ///
 /// # Errors
-/// What is wrong, for a person.
+/// The reason, for the user.
 pub fn tool_call(text: &str) -> Result<(&str, serde_json::Value), String> {
     let (name, arguments) = text.split_once(' ').unwrap_or((text, "{}"));
     match serde_json::from_str::<serde_json::Value>(arguments) {
@@ -70,10 +70,10 @@ pub fn tool_call(text: &str) -> Result<(&str, serde_json::Value), String> {
     }
 }
 
-/// Reads a file change: `write ./path`, `create ~/x`, `delete /x`, `read /x`.
+/// Parses a file change: `write ./path`, `create ~/x`, `delete /x`, `read /x`.
 ///
 /// # Errors
-/// What is wrong, for a person.
+/// The reason, for the user.
 pub fn file_change(text: &str, home: &Path, workspace: &Path) -> Result<(FileOperation, std::path::PathBuf), String> {
     let wrong = || format!("`{text}`: a file change is `read`, `write`, `create` or `delete` and a path");
     let (operation, path) = text.split_once(' ').ok_or_else(wrong)?;
@@ -88,10 +88,10 @@ pub fn file_change(text: &str, home: &Path, workspace: &Path) -> Result<(FileOpe
     Ok((operation, path.resolve(home, workspace)))
 }
 
-/// Reads a target: `host`, `host:port`.
+/// Parses a target: `host`, `host:port`.
 ///
 /// # Errors
-/// What is wrong, for a person.
+/// The reason, for the user.
 pub fn target(text: &str) -> Result<(Host, Option<u16>), String> {
     let wrong = || format!("`{text}`: a target is a host, and a port may follow, e.g. `pypi.org:443`");
     let pattern: TargetPattern = text.parse().map_err(|error: HostError| format!("{}: {}", wrong(), error.why()))?;

@@ -1,8 +1,7 @@
-//! What a rule asks of the facts of an assessment.
+//! Conditions of a rule on the facts of an assessment.
 //!
-//! `ask` and `deny` look for one fact that fits; `allow` needs every fact of
-//! the kind to be covered, because one that is not is what nobody agreed to.
-//! Must not know how facts are found.
+//! `ask` and `deny` need one fact that matches. `allow` needs every fact of the kind to be covered, because
+//! an uncovered fact has no consent. Must not know how facts are found.
 
 use std::path::Path;
 
@@ -14,7 +13,7 @@ use crate::glob::text_matches;
 use crate::hosts::HostEntry;
 use crate::pattern::{PathFact, split_port};
 
-/// Whether the facts are as the rule wants them.
+/// Returns whether the facts match the conditions of the rule.
 pub(crate) fn fit(wanted: &FactsSection, assessment: &Assessment, scene: &Scene<'_>, raising: bool) -> Match {
     let path_facts: [(&[PathFact], PathOf); 3] = [
         (&wanted.reads, |c| if let Capability::Read(path) | Capability::Secret(path) = c { Some(path) } else { None }),
@@ -53,7 +52,7 @@ pub(crate) fn fit(wanted: &FactsSection, assessment: &Assessment, scene: &Scene<
 
 type PathOf = fn(&Capability) -> Option<&RawText>;
 
-/// One of them, or each of them.
+/// Requires one match of them if `raising`, otherwise a match of each.
 fn quantified(raising: bool, found: impl Iterator<Item = Match>) -> Match {
     if raising { found.max().unwrap_or(Match::No) } else { found.min().unwrap_or(Match::Certain) }
 }
@@ -70,7 +69,7 @@ fn flags_fit(wanted: &FactsSection, assessment: &Assessment) -> Match {
 
 fn path_fits(patterns: &[PathFact], path: &RawText, scene: &Scene<'_>) -> Match {
     let path = path.as_path();
-    // A relative path means one beneath a directory that is not known here.
+    // The base directory of a relative path is unknown here.
     if !path.is_absolute() || path.components().any(|c| c == std::path::Component::ParentDir) {
         return Match::Possible;
     }
@@ -83,7 +82,7 @@ fn name_fits(patterns: &[String], program: &RawText) -> Match {
     Match::certain_if(patterns.iter().any(|pattern| text_matches(pattern, program) || text_matches(pattern, base)))
 }
 
-/// A host as a command names it: bare, with a port, or within a URL.
+/// Compares a host as a command names it: bare, with a port, or within a URL.
 fn named_host_fits(entries: &[HostEntry], named: Option<&RawText>, raising: bool) -> Match {
     let is_any = |pattern: &TargetPattern| pattern.is_any_host() && pattern.ports().next().is_none();
     if entries.iter().flat_map(HostEntry::patterns).any(is_any) {
@@ -91,13 +90,13 @@ fn named_host_fits(entries: &[HostEntry], named: Option<&RawText>, raising: bool
     }
     let Some(text) = named.and_then(RawText::to_str) else { return Match::Possible };
     let (host, port) = host_of(text);
-    // What is no host may be read as one by the program.
+    // The program may parse a text that is not a host as one.
     let Ok(host) = host.parse() else { return Match::Possible };
     host_fits(entries, &host, port, raising)
 }
 
-/// Whether an entry names a host and port; a port that is not known may be it.
-/// What allows must also speak of a special address to mean one.
+/// Returns whether an entry matches a host and port; an unknown port is a possible match. An entry that
+/// allows must address special addresses explicitly.
 pub(crate) fn host_fits(entries: &[HostEntry], host: &Host, port: Option<u16>, raising: bool) -> Match {
     let fits = |pattern: &TargetPattern| {
         let mut ports = pattern.ports();

@@ -1,7 +1,6 @@
-//! Whether a rule speaks of something: each condition by itself, all of them
-//! together.
+//! Matches a rule with its subject: each condition separately, then all of them together.
 //!
-//! Pure; costs the length of the rule times that of what it is held against.
+//! Pure; the time is the length of the rule times that of the subject.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -14,12 +13,12 @@ use crate::glob::text_matches;
 use crate::pattern::{PathPattern, Word};
 use crate::words::{Words, base_name};
 
-/// Why a rule of another kind says nothing.
+/// Explanation for a rule of another kind.
 const ELSEWHERE: &str = "it speaks of something else";
 
 impl Rule {
-    /// Whether it speaks of the whole scene: of any command of it, or of words
-    /// in text that is not plain.
+    /// Returns whether the rule matches the whole scene: any command of it, or words in text that is not
+    /// plain.
     pub(crate) fn speaks(&self, scene: &Scene<'_>) -> Match {
         let Subject::Command { words, .. } = scene.subject else { return self.speaks_of(scene, &[]) };
         if !self.is_per_command() {
@@ -35,8 +34,7 @@ impl Rule {
         own.min(self.around(scene))
     }
 
-    /// Whether it speaks of one command of the scene; of an act, where there is
-    /// none.
+    /// Returns whether the rule matches one command of the scene, or the act if the subject is one.
     pub(crate) fn speaks_of(&self, scene: &Scene<'_>, command: &[String]) -> Match {
         let own = match scene.subject {
             Subject::Command { .. } if self.is_per_command() => self.of_command(command),
@@ -46,14 +44,14 @@ impl Rule {
         own.min(self.around(scene))
     }
 
-    /// True where any command is meant, understood or not.
+    /// Returns whether the rule matches any command, understood or not.
     pub(super) fn is_every_command(&self) -> bool {
         matches!(&self.matcher, Matcher::Command { prefix, glob, options, .. }
             if prefix.is_empty() && options.present.is_empty() && options.absent.is_empty()
                 && glob.iter().any(|glob| glob == "*"))
     }
 
-    /// True where it looks at single commands.
+    /// Returns whether the rule matches single commands.
     pub(crate) fn is_per_command(&self) -> bool {
         match &self.matcher {
             Matcher::Command { prefix, glob, options, .. } => {
@@ -63,7 +61,7 @@ impl Rule {
         }
     }
 
-    /// An allow rule means exactly its program: `./git` is not `git`. The others
+    /// Matches one command. An allow rule means exactly its program: `./git` is not `git`. The other rules
     /// mean every program of that name.
     fn of_command(&self, command: &[String]) -> Match {
         let Matcher::Command { prefix, glob, options, .. } = &self.matcher else { return Match::No };
@@ -102,19 +100,19 @@ impl Rule {
 
     fn options_fit(&self, options: &OptionsSection, arguments: &[String]) -> Match {
         let there = options.present.iter().map(|option| present(option, arguments, self.raises()));
-        // Whether one is missing must be as sure for either kind of rule.
+        // The absence of an option must be equally certain for both kinds of rules.
         let missing = options.absent.iter().map(|option| present(option, arguments, false).negated());
         there.chain(missing).min().unwrap_or(Match::Certain)
     }
 
-    /// Its words behind a wrapper, for certain or perhaps.
+    /// Matches the words of commands behind a wrapper, certainly or possibly.
     pub(super) fn behind(&self, words: &Words) -> Match {
         let inner = words.inner.iter().filter(|_| self.raises()).map(|command| self.of_command(command));
         inner.max().unwrap_or(Match::No).max(self.loosely(words))
     }
 
-    /// Its words among all words of a text that is not plain, or behind a
-    /// program that runs others. Never reason enough to allow.
+    /// Searches the rule's words among all words of a text that is not plain, or behind a program that runs
+    /// others. Such a match never allows.
     pub(super) fn loosely(&self, words: &Words) -> Match {
         let Matcher::Command { prefix, glob, options, .. } = &self.matcher else { return Match::No };
         if !self.raises() || words.loose.is_empty() {
@@ -156,11 +154,11 @@ impl Rule {
         Match::certain_if(files.iter().any(|pattern| pattern.covers(path, scene.home, scene.workspace)))
     }
 
-    /// Facts, directory, user, session, tool, time.
+    /// Matches facts, directory, user, session, tool and time.
     pub(crate) fn around(&self, scene: &Scene<'_>) -> Match {
         let context = &self.context;
         let tool = named(&context.tool, Some(scene.tool()));
-        // Examples say a command and nothing else.
+        // An example is a command only, without circumstances.
         if scene.example {
             return match scene.subject {
                 Subject::Act(Act::Tool { .. }) => tool,
@@ -182,7 +180,7 @@ impl Rule {
                 None => Match::Possible,
             });
         }
-        // Where there is no session, none of its name speaks.
+        // Without a session, no rule for a session name matches.
         let session = scene.session.map_or("", |session| session.as_str());
         all.min(named(&context.user, scene.around.user.as_deref())).min(named(&context.session, Some(session)))
     }
@@ -198,7 +196,7 @@ impl Rule {
         )
     }
 
-    /// The first condition that does not hold, for an explanation.
+    /// Returns the first condition that does not hold, for an explanation.
     pub(crate) fn failing(&self, scene: &Scene<'_>) -> &'static str {
         let context = &self.context;
         let without = Scene { example: true, ..*scene };
@@ -225,7 +223,7 @@ impl Rule {
     }
 }
 
-/// Whether a name is one of those wanted; one that is not known may be.
+/// Returns whether a name is one of the given; an unknown name is a possible match.
 fn named(wanted: &[String], name: Option<&str>) -> Match {
     match name {
         _ if wanted.is_empty() => Match::Certain,
@@ -235,8 +233,8 @@ fn named(wanted: &[String], name: Option<&str>) -> Match {
     }
 }
 
-/// Words joined by blanks; one that is empty or holds a blank or a quote is
-/// quoted, so that it cannot be taken for several.
+/// Joins words by blanks. A word that is empty or contains a blank or a quote is quoted, so that it cannot
+/// be mistaken for several.
 pub(crate) fn joined(command: &[String]) -> String {
     let mut text = String::new();
     for word in command {
@@ -254,12 +252,12 @@ pub(crate) fn joined(command: &[String]) -> String {
     text
 }
 
-/// Whether the argument `a.b` is there with one of the texts. What is no string
-/// is compared as JSON writes it. Of a list, any entry will do where caution is
-/// raised, and each must fit where it is allowed.
+/// Returns whether the argument `a.b` exists with one of the texts. A value other than a string is compared
+/// in its JSON form. For a list, a rule that raises caution needs one matching entry, and a rule that
+/// allows needs every entry to match.
 fn argument_fits(given: &serde_json::Value, name: &str, texts: &[String], raising: bool) -> bool {
     let mut value = given;
-    // A name with a dot of its own outweighs a path.
+    // A name that contains a dot has precedence over a path.
     if let Some(direct) = given.get(name) {
         value = direct;
     } else {

@@ -1,8 +1,6 @@
-//! Rules: what each speaks of, what it asks for, and whether it was written so
-//! that its own examples hold.
+//! Rules: their subjects and effects, and the check of each rule against its own examples.
 //!
-//! Must not know modes or profiles. A rule decides how much to ask; containment
-//! never rests on it.
+//! Must not know modes or profiles. A rule decides how much to ask; containment never depends on it.
 
 mod examples;
 mod facts;
@@ -31,19 +29,18 @@ pub use sets::{Considered, RuleBook, RuleSet};
 const MAX_WORDS: usize = 32;
 /// Most patterns of one list of a rule.
 const MAX_PATTERNS: usize = 256;
-/// Longest pattern over text, in bytes: matching costs its length times that of
-/// the command.
+/// Longest pattern over text, in bytes: the time of a match is its length times that of the command.
 const MAX_GLOB_BYTES: usize = 1024;
 
-/// How sure it is that a rule speaks of something.
+/// How certain it is that a rule matches its subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Match {
-    /// It does not.
+    /// The rule does not match.
     No,
-    /// It may: the words are there, but in text that is not plain, or something
-    /// that it asks for is not known.
+    /// The rule may match: the words exist, but in text that is not plain, or a condition depends on an
+    /// unknown fact.
     Possible,
-    /// It does.
+    /// The rule matches.
     Certain,
 }
 
@@ -52,7 +49,7 @@ impl Match {
         if holds { Self::Certain } else { Self::No }
     }
 
-    /// Where the opposite is asked for.
+    /// Returns the match of the negated condition.
     pub(crate) fn negated(self) -> Self {
         match self {
             Self::No => Self::Certain,
@@ -62,7 +59,7 @@ impl Match {
     }
 }
 
-/// What a rule speaks of.
+/// Subject of a rule.
 #[derive(Clone, Debug)]
 pub(crate) enum Matcher {
     Anything,
@@ -72,7 +69,7 @@ pub(crate) enum Matcher {
     Hosts { hosts: Vec<HostEntry> },
 }
 
-/// Where, for whom and when a rule applies.
+/// Conditions on the circumstances: tool, directory, user, session and time.
 #[derive(Clone, Debug)]
 pub(crate) struct Context {
     pub tool: Vec<String>,
@@ -87,28 +84,28 @@ pub(crate) struct Context {
 pub struct Rule {
     pub(crate) matcher: Matcher,
     pub(crate) context: Context,
-    /// Its name, where it has one.
+    /// Name of the rule, if it has one.
     pub name: Option<String>,
-    /// What becomes of what it matches.
+    /// Effect on the matched subjects.
     pub effect: Verdict,
-    /// Why.
+    /// Reason for the rule.
     pub justification: String,
     /// The profile to run with.
     pub profile: Option<String>,
-    /// Powers added where it is allowed or agreed to.
+    /// Powers that are added if the subject is allowed or approved.
     pub grants: Vec<GrantText>,
-    /// Who may agree.
+    /// Approvers that may agree.
     pub approver: ApproverName,
     pub(crate) limits: Limits,
-    /// Where it came from, where nobody wrote it by hand.
+    /// Source of the rule, if it was not written by hand.
     pub provenance: Option<ProvenanceSection>,
-    /// Where it stands.
+    /// Position of the rule.
     pub origin: Origin,
     /// Every key with its value, for digests and explanations.
     said: String,
 }
 
-/// Equal where they say the same, wherever they stand.
+/// Two rules are equal if their keys and values are equal, whatever their positions.
 impl PartialEq for Rule {
     fn eq(&self, other: &Self) -> bool {
         self.said == other.said
@@ -145,7 +142,7 @@ impl Rule {
         Ok(rule)
     }
 
-    /// What it matches, in one line: its name, or what it speaks of.
+    /// Returns the name of the rule, or its subject, in one line.
     pub fn label(&self) -> String {
         match &self.name {
             Some(name) => name.clone(),
@@ -153,22 +150,22 @@ impl Rule {
         }
     }
 
-    /// Every key with its value, but for examples and provenance.
+    /// Returns every key with its value, except for examples and provenance.
     pub fn said(&self) -> &str {
         &self.said
     }
 
-    /// Whether it limits the run.
+    /// Returns whether the rule limits the run.
     pub fn has_limits(&self) -> bool {
         !self.limits.is_empty()
     }
 
-    /// Whether it asks who runs it.
+    /// Returns whether the rule has a condition on the user.
     pub fn asks_user(&self) -> bool {
         !self.context.user.is_empty()
     }
 
-    /// Whether it asks when.
+    /// Returns whether the rule has a condition on the time.
     pub fn asks_time(&self) -> bool {
         !self.context.time.is_empty()
     }
@@ -177,8 +174,8 @@ impl Rule {
         self.effect != Verdict::Allow
     }
 
-    /// How narrow what it speaks of is; the greater of two is named where both
-    /// decide alike.
+    /// Returns how specific the rule is. If two rules give the same decision, the more specific one is
+    /// reported.
     pub(crate) fn specificity(&self) -> usize {
         let own = match &self.matcher {
             Matcher::Anything => 0,
@@ -254,7 +251,7 @@ fn check_form(section: &RuleSection) -> Result<(), Fault> {
             return fail(&format!("hosts[{i}]"), why.to_string());
         }
     }
-    // What runs is not decided on here: there is nothing to add a power to.
+    // A rule about hosts does not decide on a run, so it cannot add powers to one.
     let is_idle = |entry: &GrantEntry| !section.hosts.is_empty() && !entry.grants().iter().all(GrantText::is_at_host);
     if let Some(i) = section.grants.iter().position(is_idle) {
         return fail(
@@ -268,7 +265,7 @@ fn check_form(section: &RuleSection) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Its powers, each by itself: the list of a group, never its name.
+/// Returns the powers of a rule one by one: the hosts of a group, never its name.
 fn grants_of(section: &RuleSection) -> impl Iterator<Item = &GrantText> {
     section.grants.iter().flat_map(GrantEntry::grants)
 }
@@ -298,7 +295,7 @@ fn check_lengths(section: &RuleSection) -> Result<(), Fault> {
     }
 }
 
-/// What a rule speaks of: one kind of thing, or anything.
+/// Returns the subject of a rule: one kind, or anything.
 fn matcher_of(section: &RuleSection) -> Result<Matcher, Fault> {
     let facts = &section.facts;
     let facts_given = !said_facts(facts).is_empty();
@@ -348,7 +345,7 @@ fn matcher_of(section: &RuleSection) -> Result<Matcher, Fault> {
     })
 }
 
-/// Every key that is given, as `key=value`, in the order of the schema.
+/// Returns every given key as `key=value`, in the order of the schema.
 pub(crate) fn said(section: &RuleSection) -> String {
     let mut parts = vec![crate::decide::verdict_name(section.effect).to_owned()];
     parts.extend(section.name.iter().map(|name| format!("name={}", name.0)));

@@ -1,16 +1,13 @@
-//! Options of a command, without its grammar: whether one is there, as far as
-//! that can be told from the words alone.
+//! Options of a command, without its grammar: finds an option as far as the words alone show it.
 //!
-//! Must not know tools. What an option's letter means, and which options take a
-//! value, is the knowledge of crate `shell`; here, what could be an option
-//! counts as possibly there.
+//! Must not know tools. The crate `shell` knows the meaning of options and which of them take a value;
+//! here, a word that could be an option counts as a possible one.
 
 use super::Match;
 use crate::pattern::Word;
 
-/// Whether one of the alternatives of `option` is among the arguments.
-/// `raising`: an `ask` or `deny` rule looks for it, so that a cluster of letters
-/// that holds it is taken for certain.
+/// Returns whether one of the alternatives of `option` is among the arguments. `raising` is true for an
+/// `ask` or `deny` rule: then a cluster of letters with the option counts as certain.
 pub(crate) fn present(option: &Word, arguments: &[String], raising: bool) -> Match {
     let each = option.alternatives().iter().map(|option| one_present(option, arguments, raising));
     each.max().unwrap_or(Match::No)
@@ -21,7 +18,7 @@ fn one_present(option: &str, arguments: &[String], raising: bool) -> Match {
     let mut ended = false;
     for argument in arguments {
         let here = in_argument(option, argument, raising);
-        // After `--` it is an operand, unless the program knows no `--`.
+        // After `--` it is an operand, unless the program does not support `--`.
         let here = if ended { here.min(Match::Possible) } else { here };
         found = found.max(here);
         ended |= argument == "--";
@@ -38,7 +35,7 @@ fn in_argument(option: &str, argument: &str, raising: bool) -> Match {
     }
     let mut letters = option.chars();
     let (Some('-'), Some(letter), None) = (letters.next(), letters.next(), letters.next()) else {
-        // Words such as `-exec`: themselves, or joined with a value.
+        // Words such as `-exec`: alone, or joined with a value.
         let joined = option.len() > 2 && argument.strip_prefix(option).is_some_and(|rest| rest.starts_with('='));
         return if joined { Match::Certain } else { Match::No };
     };
@@ -46,13 +43,14 @@ fn in_argument(option: &str, argument: &str, raising: bool) -> Match {
     match cluster.chars().position(|c| c == letter) {
         None => Match::No,
         Some(0) => Match::Certain,
-        // It may be the value of a letter before it.
+        // The letter may be the value of a letter before it.
         Some(_) if raising && cluster.chars().all(|c| c.is_ascii_alphabetic()) => Match::Certain,
         Some(_) => Match::Possible,
     }
 }
 
-/// `--name=value` is it; an abbreviation, as getopt_long(3) takes it, may be.
+/// Matches a long option: `--name=value` is certain, and an abbreviation, as getopt_long(3) accepts it, is
+/// possible.
 fn in_long(name: &str, argument: &str) -> Match {
     let Some(given) = argument.strip_prefix("--") else { return Match::No };
     let given = given.split_once('=').map_or(given, |(name, _)| name);

@@ -1,8 +1,7 @@
-//! What a rule is held against: one command line, tool call, file change or
-//! connection, and what is known around it.
+//! The subject of a rule: one command line, tool call, file change or connection, and its circumstances.
 //!
-//! Must not know rules. Everything here is given by the caller: this crate reads
-//! no clock and asks nobody who the user is.
+//! Must not know rules. The caller provides all values: this crate reads no clock and does not look up the
+//! user.
 
 use std::path::Path;
 
@@ -11,57 +10,55 @@ use stockade_model::{Assessment, Host, SessionId};
 use crate::file::FileOperation;
 use crate::words::Words;
 
-/// What is known around a request that the request does not say. Where
-/// something is not known, a rule that asks for it is taken to apply if it
-/// raises caution, and not to apply if it allows.
+/// Circumstances that the request itself does not contain. If a value is unknown, a rule with a condition
+/// on it applies if it raises caution, and does not apply if it allows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Circumstances {
-    /// Name of the user it runs as.
+    /// Name of the user that the command runs as.
     pub user: Option<String>,
-    /// Name of the tool that the request came through; none where it came
-    /// through none.
+    /// Name of the tool that the request came through; empty if there was none.
     pub tool: Option<String>,
-    /// Now, in milliseconds since the epoch.
+    /// Current time, in milliseconds since the epoch.
     pub time_ms: Option<u64>,
-    /// Whether this run keeps what it changes in the workspace, whatever its profile says, so
-    /// that it can be taken back. None where such a sandbox keeps nothing.
+    /// Whether changes of the workspace can be undone. `Some(true)`: this run saves them, whatever its
+    /// profile sets. `Some(false)`: the profile decides. `None`: the sandbox cannot save changes.
     pub keeps_changes: Option<bool>,
 }
 
-/// Something other than a command that rules speak of.
+/// An act other than a command, as a subject of rules.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Act<'a> {
     /// A call of a tool.
     Tool {
-        /// Its name, e.g. `mcp__github__create_issue`.
+        /// Name of the tool, e.g. `mcp__github__create_issue`.
         name: &'a str,
-        /// Its arguments.
+        /// Arguments of the tool.
         arguments: &'a serde_json::Value,
     },
     /// A file that is read or changed other than by a command.
     File {
-        /// Absolute, without links as far as it exists.
+        /// Absolute path, without symbolic links in its existing part.
         path: &'a Path,
-        /// What is done to it.
+        /// Operation on the file.
         operation: FileOperation,
     },
     /// A connection.
     Network {
         /// Name or address.
         host: &'a Host,
-        /// TCP or UDP port, where it is known.
+        /// TCP or UDP port, if it is known.
         port: Option<u16>,
     },
 }
 
-/// What a rule speaks of.
+/// Subject of a rule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Subject<'a> {
     Command { words: &'a Words, assessment: &'a Assessment },
     Act(Act<'a>),
 }
 
-/// A subject where it happens.
+/// A subject with its context.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scene<'a> {
     pub subject: Subject<'a>,
@@ -70,12 +67,12 @@ pub(crate) struct Scene<'a> {
     pub home: &'a Path,
     pub session: Option<&'a SessionId>,
     pub around: &'a Circumstances,
-    /// True where examples are checked: what they do not say is taken to fit.
+    /// True while examples are checked: conditions that an example does not mention are assumed to match.
     pub example: bool,
 }
 
 impl<'a> Scene<'a> {
-    /// The tool it came through, or is a call of.
+    /// Returns the tool that the subject came through, or that it calls.
     pub(crate) fn tool(&self) -> &'a str {
         match self.subject {
             Subject::Act(Act::Tool { name, .. }) => name,

@@ -1,8 +1,8 @@
 //! Sets of rules and the algorithms that combine them.
 //!
-//! The rules of one file are a set and become one answer by the set's
-//! algorithm; the sets are always combined by `deny-overrides` (L9). The names
-//! are those of XACML 3.0, appendix C, with `ask` between `permit` and `deny`.
+//! The rules of one file are a set, which the set's algorithm combines to one answer; the sets are always
+//! combined by `deny-overrides` (L9). The names are those of XACML 3.0, appendix C, with `ask` between
+//! `permit` and `deny`.
 
 use std::cmp::Reverse;
 
@@ -12,41 +12,41 @@ use crate::file::Combining;
 /// The rules of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSet {
-    /// How they become one answer.
+    /// Algorithm that combines the rules to one answer.
     pub combining: Combining,
-    /// They, from the top.
+    /// The rules, from the top.
     pub rules: Vec<Rule>,
 }
 
-/// Every set there is.
+/// All rule sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleBook {
     sets: Vec<RuleSet>,
 }
 
-/// What the rules say of one scene.
+/// The rules that match one scene.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Findings<'a> {
-    /// `ask` and `deny` rules that speak of it.
+    /// `ask` and `deny` rules that match the scene.
     pub raised: Vec<(&'a Rule, Match)>,
-    /// The allow rules, where they cover every command of it.
+    /// The allow rules, if they cover every command of the scene.
     pub allowed: Vec<&'a Rule>,
 }
 
-/// A rule that was looked at, for an explanation.
+/// A rule that was considered, for an explanation.
 #[derive(Clone, Copy, Debug)]
 pub struct Considered<'a> {
     /// The rule.
     pub rule: &'a Rule,
-    /// Whether it speaks of what was asked.
+    /// Whether the rule matches the scene.
     pub found: Match,
-    /// Where it does not: why, in a few words.
+    /// If the rule does not match: the reason, in a few words.
     pub failing: Option<&'static str>,
 }
 
 impl RuleBook {
-    /// Both books' sets. Associative; what is decided does not depend on the
-    /// order either.
+    /// Returns the sets of both books. The operation is associative, and decisions do not depend on the
+    /// order.
     pub fn merge(mut self, other: Self) -> Self {
         self.sets.extend(other.sets);
         self
@@ -56,29 +56,30 @@ impl RuleBook {
         self.sets.push(set);
     }
 
-    /// The sets, in the order they were read.
+    /// Returns the sets, in the order in which they were read.
     pub fn sets(&self) -> &[RuleSet] {
         &self.sets
     }
 
-    /// Every rule, in the order they were read.
+    /// Returns every rule, in the order in which they were read.
     pub fn rules(&self) -> impl Iterator<Item = &Rule> {
         self.sets.iter().flat_map(|set| &set.rules)
     }
 
-    /// True where there are none.
+    /// Returns whether there are no rules.
     pub fn is_empty(&self) -> bool {
         self.sets.iter().all(|set| set.rules.is_empty())
     }
 
-    /// Holds every rule against a scene.
+    /// Matches every rule with a scene.
     pub(crate) fn find(&self, scene: &Scene<'_>) -> Findings<'_> {
         if self.is_empty() {
             return Findings::default();
         }
         let (units, plain): (Vec<&[String]>, bool) = match scene.subject {
             Subject::Command { words, .. } => {
-                // What goes on behind the others is not what was looked at.
+                // A background command continues beside the later ones, so the assessed state may change;
+                // no rule may allow this.
                 (words.commands.iter().map(Vec::as_slice).collect(), words.plain && !words.background)
             }
             Subject::Act(_) => (vec![&[]], true),
@@ -99,7 +100,7 @@ impl RuleBook {
         Findings { raised, allowed }
     }
 
-    /// Every rule and whether it speaks of the scene.
+    /// Returns every rule and whether it matches the scene.
     pub(crate) fn consider<'a>(&'a self, scene: &Scene<'_>) -> Vec<Considered<'a>> {
         let considered = |rule: &'a Rule| {
             let found = rule.speaks(scene);
@@ -130,7 +131,7 @@ impl RuleSet {
             .collect();
         let mut allowing: Vec<&Rule> = self.rules.iter().filter(|rule| !rule.raises()).collect();
         if self.combining == Combining::DenyOverrides {
-            // What is named must not depend on the order either.
+            // The reported rule must not depend on the order either.
             own.sort_by_key(|(rule, found)| (Reverse(rule.effect), Reverse(*found), order(rule)));
             allowing.sort_by_key(|rule| order(rule));
         }
@@ -141,8 +142,8 @@ impl RuleSet {
         }
     }
 
-    /// For each command the first rule that speaks of it. One that only may
-    /// speak of it is heard, and those behind it as well.
+    /// For each command, takes the first rule that matches it. A possible match counts, and the search
+    /// continues after it.
     fn first_applicable<'a>(
         &'a self,
         scene: &Scene<'_>,
@@ -168,11 +169,11 @@ impl RuleSet {
                 }
             }
         }
-        // Text that is not plain has words that no command of it shows.
+        // Text that is not plain has words that appear in no command of it.
         let Subject::Command { words, .. } = scene.subject else { return };
         for rule in self.rules.iter().filter(|rule| rule.raises()) {
             let found = if !words.plain && rule.is_every_command() {
-                // Nothing before it applies for certain to what is not understood.
+                // No earlier rule applies for certain to text that is not understood.
                 rule.around(scene)
             } else if rule.is_per_command() {
                 rule.behind(words).min(rule.around(scene))
@@ -188,8 +189,8 @@ impl RuleSet {
     }
 }
 
-/// The most specific first, then by what they say: an order that does not
-/// depend on where they stand.
+/// Returns a sort key: the most specific rule first, then by content. The order does not depend on the
+/// positions of the rules.
 fn order(rule: &Rule) -> (Reverse<usize>, &str) {
     (Reverse(rule.specificity()), rule.said())
 }
