@@ -455,7 +455,7 @@ mod tests {
         screen: mpsc::Receiver<Vec<u8>>,
         seen: String,
         line: File,
-        /// Whether the terminal reports its cursor position.
+        /// True if the terminal reports its cursor position.
         tells: Arc<AtomicBool>,
     }
 

@@ -105,7 +105,7 @@ pub struct Subject {
 #[command(args_override_self = true)]
 #[command(override_usage = "stockade run [OPTIONS] -- CMD [ARG]...\n       stockade run [OPTIONS] -c SCRIPT")]
 pub struct RunArgs {
-    /// How to run it.
+    /// Options of the run.
     #[command(flatten)]
     pub terms: Terms,
     /// The session whose remembered answers apply, e.g. `work`; also from STOCKADE_SESSION.
@@ -139,7 +139,7 @@ pub struct RunArgs {
 /// Options of a run.
 #[derive(Args, Clone, Debug)]
 pub struct Terms {
-    /// The powers to run with: `read-only`, `strict`, `workspace`, or one from the configuration.
+    /// The profile to run with: `read-only`, `strict`, `workspace`, or one from the configuration.
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
     /// A grant to add without a question, e.g. 'write ~/.cache/pip' or 'connect pypi.org:443'; a
@@ -159,8 +159,8 @@ pub struct Terms {
     /// The directory that may be written [default: the current one].
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
-    /// When to ask: untrusted, on-failure, on-request, never, or
-    /// granular:CLASS,... with the classes run, filesystem, network, other.
+    /// The approval mode: untrusted, on-failure, on-request, never, or granular:CLASS,... with the
+    /// classes run, filesystem, network, other.
     #[arg(long, value_name = "M", value_parser = approval_mode)]
     pub mode: Option<ApprovalMode>,
     /// The isolation level to require; the run is refused if it is not available.
@@ -177,7 +177,7 @@ pub struct Terms {
     /// Record the files that are read, for `stockade policy suggest`; every open is slower.
     #[arg(long)]
     pub trace: bool,
-    /// Whether a sandbox is required. `forbid` runs without one: only with `--profile host`, which
+    /// The sandbox requirement. `forbid` runs without a sandbox: only with `--profile host`, which
     /// the configuration must permit and a person must confirm.
     #[arg(long, value_enum, value_name = "PREF")]
     pub sandbox: Option<SandboxArg>,
@@ -185,7 +185,7 @@ pub struct Terms {
     /// count.
     #[arg(long, value_name = "T", value_parser = duration)]
     pub timeout: Option<Duration>,
-    /// How long a question waits for an answer; no answer means no.
+    /// Time-out for the answer to a question; no answer means no.
     #[arg(long, value_name = "T", value_parser = duration)]
     pub approval_timeout: Option<Duration>,
 }

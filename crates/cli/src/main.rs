@@ -40,7 +40,7 @@ use clap::Parser;
 use failure::Failure;
 use render::Style;
 
-/// Allocator that the supervisor and a prewarmed sandbox share: both find an allocation at the same
+/// Allocator with a shared arena: the supervisor and a prewarmed sandbox see its data at the same
 /// address.
 #[global_allocator]
 static ALLOCATOR: stockade_sys::arena::Allocator = stockade_sys::arena::Allocator;

@@ -46,17 +46,17 @@ pub struct Meant {
     pub mode: Option<ApprovalMode>,
     /// The level, if one was named.
     pub level: Option<Level>,
-    /// Whether writes in the workspace are staged, even if the profile does not stage them.
+    /// True if writes in the workspace are staged, even if the profile does not stage them.
     pub stage: bool,
-    /// Whether changes in the workspace can be undone, even if the profile does not enable undo.
+    /// True if changes in the workspace can be undone, even if the profile does not enable undo.
     pub undo: bool,
-    /// Whether reads are recorded.
+    /// True if reads are recorded.
     pub trace: bool,
-    /// Whether a sandbox is required.
+    /// The sandbox requirement.
     pub sandbox: SandboxPreference,
     /// Wall-clock limit.
     pub timeout: Option<Duration>,
-    /// How long a question waits for an answer.
+    /// Time-out for the answer to a question.
     pub approval_timeout: Option<Duration>,
 }
 

@@ -14,8 +14,8 @@ use crate::args::{Subject, approval_mode, duration};
 pub enum PolicyCommand {
     /// Check the configuration in force, or files, without running anything.
     Check(PolicyCheckArgs),
-    /// Show the decision and what every rule contributes to it; without a subject, every setting
-    /// and where it comes from.
+    /// Show the decision and the result of every rule; without a subject, every setting and its
+    /// origin.
     #[command(
         override_usage = "stockade policy explain [OPTIONS] [-- CMD [ARG]...]\n       stockade policy explain [OPTIONS] -c SCRIPT\n       stockade policy explain [OPTIONS] --call 'NAME {...}' | --file 'write PATH' | --host HOST[:PORT]"
     )]
@@ -85,7 +85,7 @@ pub struct PolicyExplainArgs {
     /// A connection, e.g. pypi.org:443.
     #[arg(long, value_name = "HOST", group = "subject")]
     pub host: Option<String>,
-    /// A patch whose files are judged one by one; `-` for standard input.
+    /// A patch, each of whose files is decided on; `-` for standard input.
     #[arg(long, value_name = "FILE", group = "subject")]
     pub patch: Option<PathBuf>,
     /// The command.

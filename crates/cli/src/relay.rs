@@ -230,13 +230,13 @@ struct Traffic {
     aside: Arc<Aside>,
     passed: Passed,
     shown: Screen,
-    /// Whether other processes use the user's terminal meanwhile: the rest of a pipeline.
+    /// True if other processes use the user's terminal meanwhile: the rest of a pipeline.
     others: bool,
     /// Set while this process is in the foreground of the terminal.
     raw: Option<Raw>,
 }
 
-/// Which of the polled descriptors are ready.
+/// Readiness of the polled descriptors.
 struct Ready {
     shown: bool,
     room: bool,

@@ -192,7 +192,7 @@ pub struct Manner {
     /// approval mode and a person decide on it, as for the request of a program; may be repeated.
     #[arg(long = "request", value_name = "G")]
     pub requests: Vec<OsString>,
-    /// When to ask, as for `run`.
+    /// The approval mode, as for `run`.
     #[arg(long, value_name = "M", value_parser = approval_mode)]
     pub mode: Option<ApprovalMode>,
     /// End the command after this time, e.g. `90s`.

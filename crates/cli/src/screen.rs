@@ -200,9 +200,9 @@ pub struct Screen {
     keypad: bool,
     /// Designations of the character sets that differ from the default.
     sets: BTreeMap<u8, Vec<u8>>,
-    /// Whether the second set is in use.
+    /// True if the second set is in use.
     shifted: bool,
-    /// Whether colours were changed.
+    /// True if colours were changed.
     colours: bool,
 }
 

@@ -19,7 +19,7 @@ use rustix::termios::{
 
 /// Most bytes that one key press sends; more is a paste.
 const CHUNK_BYTES: usize = 256;
-/// How long the keyboard must be idle before a question accepts a key.
+/// Idle time of the keyboard before a question accepts a key.
 const STILL: Duration = Duration::from_millis(120);
 /// Time-out for that idle time.
 const STILL_LONGEST: Duration = Duration::from_secs(2);

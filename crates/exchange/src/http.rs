@@ -36,8 +36,8 @@ pub enum Authorities {
     File(PathBuf),
 }
 
-/// Reason for a missing response. Never contains text of the other end, except the body in
-/// `Status`.
+/// Reason for a missing response. Its message contains no text of the other end but the names in
+/// its certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
     /// The name does not exist.

@@ -11,8 +11,8 @@ use crate::LifecycleError;
 use crate::places::{self, Places};
 
 /// Opens a tree of a sandbox in use. If the workspace is a directory of the host, `guard` gets its
-/// path and returns the rules for changes in it, because the host trusts files with protected
-/// names. No program of the host trusts files in a workspace of the sandbox's own.
+/// path and returns the rules for changes in it: the host trusts files with protected names. No
+/// program of the host trusts files in a workspace of the sandbox's own.
 ///
 /// # Errors
 /// [`LifecycleError::Place`] if the tree cannot be opened.

@@ -17,7 +17,7 @@ use crate::{HiddenFiles, LifecycleError};
 /// Requested sandbox, resolved as far as only the caller can.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Its specification.
+    /// Specification of the sandbox.
     pub spec: SandboxSpec,
     /// The profile that the specification names, with limits lowered to the specification's.
     pub profile: Profile,
@@ -31,7 +31,7 @@ pub struct Opened {
     pub sandbox: Box<dyn Sandbox>,
     /// The use of the sandbox, which ends with [`Lifecycle::leave`].
     pub used: Use,
-    /// Whether its processes were gone, so that it was recreated around its files.
+    /// True if its processes were gone, so that it was recreated around its files.
     pub is_anew: bool,
     /// For a new sandbox: the reasons against the kinds that are preferred to its own.
     pub passed_over: Vec<String>,
@@ -51,13 +51,13 @@ impl Opened {
 pub enum Why {
     /// A user requested it.
     Asked,
-    /// Its lifetime has ended.
+    /// The lifetime has ended.
     Expired,
-    /// It was not used.
+    /// The sandbox was not used.
     Idle,
-    /// The process that created or destroyed it was killed.
+    /// The process that created or destroyed the sandbox was killed.
     Abandoned,
-    /// It is not kept after a restart.
+    /// The sandbox is not kept after a restart.
     Restarted,
 }
 

@@ -1,8 +1,9 @@
 //! Removes secrets from a text before it is sent to another machine.
 //!
-//! Recognises values of variables with the name of a secret, values beside such a name, well-known
-//! formats of tokens, user information in URLs, PEM blocks, and long random-looking words. Other
-//! secrets are not recognised. The time is linear in the text for each rule.
+//! Recognises values of variables with the name of a secret, and values beside such a name. Also
+//! recognises well-known formats of tokens, user information in URLs, PEM blocks, and long
+//! random-looking words. Other secrets are not recognised. The time is linear in the text for each
+//! rule.
 
 use std::ffi::OsString;
 

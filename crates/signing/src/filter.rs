@@ -65,7 +65,7 @@ pub(crate) enum Missing {
 #[derive(Debug, Default)]
 pub struct Connection {
     bound: Option<Bound>,
-    /// Whether the agent is forwarded, so that another machine is at the other end.
+    /// True if the agent is forwarded, so that another machine is at the other end.
     is_forwarded: bool,
 }
 

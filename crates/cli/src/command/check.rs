@@ -116,7 +116,7 @@ struct Stream<'a> {
     judge: Judge<'a>,
     /// Template for the fields that a line does not set.
     request: Request,
-    /// Whether the workspace was named; otherwise each line's cwd is its workspace.
+    /// True if the workspace was named; otherwise each line's cwd is its workspace.
     workspace_is_fixed: bool,
 }
 

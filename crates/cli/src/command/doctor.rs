@@ -60,11 +60,11 @@ pub struct Findings {
 pub struct EngineFinding {
     /// Kind of the sandboxes that it creates.
     pub name: &'static str,
-    /// Its version, if it answers with one.
+    /// Version, if the engine answers with one.
     pub version: Option<String>,
-    /// Whether it runs as an ordinary user.
+    /// True if the engine runs as an ordinary user.
     pub rootless: bool,
-    /// Its default runtime.
+    /// Default runtime.
     pub runtime: Option<String>,
     /// Runtimes that can be named.
     pub runtimes: Vec<String>,
@@ -88,7 +88,7 @@ pub struct ReviewerFinding {
 pub struct LayerFinding {
     /// Name of the layer.
     pub name: &'static str,
-    /// Its capabilities on this machine.
+    /// Capabilities of the layer on this machine.
     #[serde(flatten)]
     pub report: LayerReport,
 }
@@ -98,7 +98,7 @@ pub struct LayerFinding {
 pub struct LevelFinding {
     /// The level.
     pub level: Level,
-    /// Whether the sandbox was built and passed every trial.
+    /// True if the sandbox was built and passed every trial.
     pub works: bool,
     /// If the level does not work: the layers that are the cause, the first one first.
     pub missing: Vec<&'static str>,
@@ -106,7 +106,7 @@ pub struct LevelFinding {
     pub error: Option<String>,
     /// If the level does not work: a hint for the user.
     pub hint: Option<String>,
-    /// The parts that the kernel has accepted.
+    /// Enforcement report: the restrictions that the kernel has accepted.
     pub enforced: Option<EnforcementReport>,
     /// Trials inside the sandbox.
     pub tried: Vec<Trial>,
@@ -115,9 +115,9 @@ pub struct LevelFinding {
 /// One trial inside a sandbox.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Trial {
-    /// Property that must be true.
+    /// Property that must hold.
     pub promise: &'static str,
-    /// Whether it is true.
+    /// True if the property holds.
     pub holds: bool,
 }
 

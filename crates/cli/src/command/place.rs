@@ -37,7 +37,7 @@ pub enum Place {
 pub struct Inside {
     /// Backend that runs commands in it.
     pub backend: Arc<dyn Backend>,
-    /// Its workspace, on the host.
+    /// Workspace on the host.
     pub workspace: PathBuf,
     /// Profile of its commands.
     pub profile: String,

@@ -72,7 +72,7 @@ pub struct Front {
     pub terminal: Given,
     /// Sandbox of the command.
     pub place: Place,
-    /// Set if no client waits for the run.
+    /// Set if the run is detached.
     pub supervisor: Option<Arc<Supervisor>>,
 }
 

@@ -47,7 +47,7 @@ pub fn attached(id: &RequestId, takes_input: bool) -> String {
     format!("• attached to {id}: Ctrl-C leaves it and lets it go on, {input}\n")
 }
 
-/// The same, for a run with a terminal.
+/// Message for a user who has attached to a run with a terminal.
 pub fn seated(id: &RequestId, keys: &DetachKeys) -> String {
     format!("• attached to {id}: {keys} leaves it and lets it go on, all other keys are its own\n")
 }

@@ -33,7 +33,7 @@ const LEAST_ROOM: usize = 9;
 /// Layout of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// Whether colour may be added.
+    /// True if colour may be added.
     pub color: bool,
     /// Columns.
     pub width: usize,

@@ -633,7 +633,7 @@ pub(crate) mod tests {
           allow?  [o]nce  [g]roup  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
         assert!(help(&value, &keys(&value), Style::PLAIN).contains("g  yes, and for each host of the group"));
-        // A warning review removes every scope wider than the request.
+        // If a review warns, nothing wider than the request is offered.
         let warned = reviewed(value, Risk::Critical);
         assert!(
             !keys(&warned).contains(&Key::Group) && !question(&warned, &"x".into(), Style::PLAIN).contains("@pypi")

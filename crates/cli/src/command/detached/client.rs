@@ -39,7 +39,7 @@ enum Source {
     Open,
     /// The result of the last piece is not known yet.
     Awaiting,
-    /// The same, and it was the last piece.
+    /// Like `Awaiting`, and it was the last piece.
     AwaitingLast,
     /// No more input is read.
     Ended,
@@ -57,7 +57,7 @@ pub enum Happened {
     Left,
 }
 
-/// Which of the polled descriptors are ready.
+/// Readiness of the polled descriptors.
 #[derive(Clone, Copy, Default)]
 struct Ready {
     told: bool,
@@ -71,7 +71,7 @@ struct Asked {
     number: u64,
     waiting: Waiting,
     dialog: JoinHandle<()>,
-    /// Whether the user detached while it was shown.
+    /// True if the user detached while it was shown.
     left: Arc<AtomicBool>,
 }
 

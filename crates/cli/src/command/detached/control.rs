@@ -27,12 +27,12 @@ const LINE_BYTES: u64 = 64;
 /// Name of the socket in the directory.
 const SOCKET: &str = "control";
 const DONE: &[u8] = b"done\n";
-/// The same, for a run that takes input.
+/// Like `DONE`, for a run that takes input.
 const DONE_WITH_INPUT: &[u8] = b"done input\n";
-/// The same, for a run with a terminal.
+/// Like `DONE`, for a run with a terminal.
 const DONE_WITH_TERMINAL: &[u8] = b"done terminal\n";
 const ATTACH: &str = "attach";
-/// The same, for a client whose user can answer questions.
+/// Like `ATTACH`, for a client whose user can answer questions.
 const ATTACH_TO_ANSWER: &str = "attach answers";
 
 /// Listens on a thread of its own.

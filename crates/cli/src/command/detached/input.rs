@@ -48,7 +48,7 @@ pub struct Input {
 #[derive(Debug)]
 struct End {
     fd: Option<OwnedFd>,
-    /// Whether keys were pressed after the last end of a line.
+    /// True if keys were pressed after the last end of a line.
     begun: bool,
 }
 

@@ -36,7 +36,7 @@ pub enum Said {
         rows: u16,
         /// Characters in a line.
         columns: u16,
-        /// Whether the command must redraw even if the size is unchanged.
+        /// True if the command must redraw even if the size is unchanged.
         again: bool,
     },
 }
@@ -89,13 +89,13 @@ pub enum Told {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fate {
-    /// The command has it.
+    /// Passed to the command.
     Taken,
-    /// It is not a complete command yet and waits for its rest.
+    /// An incomplete command, which waits for its rest.
     Waits,
-    /// It was refused completely, with the reason for the user.
+    /// Refused completely, with the reason for the user.
     Refused(String),
-    /// It cannot be written, with the reason.
+    /// Not written, with the reason.
     Lost(String),
 }
 

@@ -62,7 +62,7 @@ pub fn keep() -> Ended {
                 None
             }
             Ok(Left::Unknown) => None,
-            // A busy store says nothing about the sandbox.
+            // A busy store does not mean the end of the sandbox.
             Err(_) => Some(AGAIN),
         };
         Ok(Keep { events, wanted: Box::new(wanted) })
@@ -89,9 +89,9 @@ fn state_of(directory: &Path) -> Result<State, Failure> {
 /// Remaining lifetime of a sandbox.
 enum Left {
     Time(Duration),
-    /// Its lifetime has ended, or it was idle for the agreed time.
+    /// The lifetime has ended, or the sandbox was idle for the agreed time.
     Over,
-    /// It is not known any more, or another process is destroying it.
+    /// The sandbox is not known any more, or another process is destroying it.
     Unknown,
 }
 

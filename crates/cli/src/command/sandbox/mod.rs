@@ -38,8 +38,8 @@ use crate::render::{json, sandbox as text};
 use crate::sandbox_args::{Kind, SandboxCommand, SandboxCreateArgs, SandboxRunArgs};
 use crate::{exit, interrupts, meaning, trace};
 
-/// How long the sandbox of a killed `sandbox run` is kept: longer than one of its steps takes on a
-/// loaded machine.
+/// Idle time-out of the sandbox of `sandbox run`, in case its process is killed: longer than one of
+/// its steps takes on a loaded machine.
 const LEFT_FOR: Duration = Duration::from_secs(10);
 
 /// Runs a subcommand.

@@ -1,4 +1,4 @@
-//! Supervisor of one command of a session: a process that is forked ahead, starts a sandbox, and
+//! Worker process of a session (a *front* in the code): it is forked ahead, prepares a sandbox, and
 //! waits for a client. Then it runs the command as any other run, with the client's directory,
 //! variables, streams and terminal. It exits with the command, so the next command finds no state
 //! of it.
@@ -25,7 +25,7 @@ use crate::failure::Failure;
 use crate::relay::Given;
 use crate::{exit, interrupts, meaning, terminal, trace};
 
-/// Messages of a supervisor to the session's process, in this order.
+/// Messages of a worker to its supervisor, in this order.
 pub mod note {
     /// A sandbox is ready.
     pub const READY: u8 = b'r';
@@ -38,10 +38,10 @@ pub mod note {
 /// Signals that a client passes on.
 const PASSED_ON: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::WINCH, Signal::CONT];
 /// Signals raised when the client has disconnected: the first is passed to the command, the next
-/// ends it. Two, because the session may ignore one of them.
+/// ends it. Three, so that two arrive even if the session ignores one of them.
 const GONE: [Signal; 3] = [Signal::HUP, Signal::TERM, Signal::INT];
 
-/// Common parameters of all supervisors of a session.
+/// Common parameters of all workers of a session.
 #[derive(Debug)]
 pub struct Post {
     /// Listener for clients.
@@ -52,7 +52,7 @@ pub struct Post {
     pub terms: Terms,
 }
 
-/// Runs the supervisor, in a process of its own with one thread. Returns its exit code.
+/// Runs a worker, in a process of its own with one thread. Returns its exit code.
 pub fn serve(post: Post, supervisor: Pid, tell: OwnedFd) -> u8 {
     let mut tell = File::from(tell);
     match wait_and_run(post, supervisor, &mut tell) {
@@ -77,7 +77,7 @@ fn wait_and_run(post: Post, supervisor: Pid, tell: &mut File) -> Result<(), Fail
     let Some((word, descriptors)) = line.hear_soon()? else { return Ok(()) };
     match word {
         Word::End => {
-            // In this order, because the session's process ends the sender of `END`.
+            // In this order, because the supervisor ends the sender of `END`.
             let heard = line.say(Word::Heard, &[]);
             tell.write_all(&[note::END])?;
             Ok(heard?)
@@ -113,7 +113,7 @@ fn wait_and_run(post: Post, supervisor: Pid, tell: &mut File) -> Result<(), Fail
 fn await_caller(listener: &Listener, mounts: &MountTable) -> io::Result<Option<Line>> {
     loop {
         let mut waited = [PollFd::new(listener, PollFlags::IN), PollFd::new(mounts, PollFlags::PRI)];
-        // Without a limit, because this process ends with the session's process.
+        // Without a limit, because this process ends with the supervisor.
         poll(&mut waited, None)?;
         let [called, remounted] = waited.map(|fd| !fd.revents().is_empty());
         if called && let Some(line) = listener.accept()? {

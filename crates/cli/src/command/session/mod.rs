@@ -1,5 +1,6 @@
 //! `stockade session`: runs commands one after the other, each in a fresh sandbox that was prepared
-//! ahead. [`supervise`] prepares it, [`front`] runs a command, and [`wire`] defines the messages.
+//! ahead. [`supervise`] is the supervisor of a session, [`front`] the worker that runs a command,
+//! and [`wire`] defines the messages.
 
 mod front;
 mod rehearsal;

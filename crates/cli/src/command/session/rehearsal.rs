@@ -1,5 +1,5 @@
-//! Cache warm-up: a supervisor runs the steps of a command before a client sends one, as far as
-//! they have no effects. The first access to memory and code costs a page fault each, and no client
+//! Cache warm-up: a worker runs the steps of a command before a client sends one, as far as they
+//! have no effects. The first access to memory and code costs a page fault each, and no client
 //! waits for it yet.
 //!
 //! The results are not used: each command is assessed and planned by itself, with the configuration

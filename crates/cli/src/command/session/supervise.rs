@@ -1,5 +1,5 @@
-//! The process that manages a session. It has one thread and runs no command itself. It keeps one
-//! supervisor ahead that waits with a prepared sandbox.
+//! The supervisor of a session. It has one thread and runs no command itself. It keeps one worker
+//! (a *front* in the code) ahead that waits with a prepared sandbox.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -25,12 +25,12 @@ use crate::interrupts::{self, Taken};
 
 /// Most commands that run at the same time; further clients wait.
 const RUNNING_MAX: usize = 64;
-/// Delay between the start of a command and the fork of the next supervisor, if the command still
-/// runs. Preparing the next sandbox must not slow down that start.
+/// Delay between the start of a command and the fork of the next worker, if the command still runs.
+/// Preparing the next sandbox must not slow down that start.
 const AFTER_START: Duration = Duration::from_millis(50);
-/// The same delay after a supervisor that exited before it got a command.
+/// The delay after a worker that exited before it got a command.
 const AFTER_LOSS: Duration = Duration::from_millis(50);
-/// Most supervisors in a row that exit before they are ready; then the session is given up.
+/// Most workers in a row that exit before they are ready; then the session is given up.
 const LOSSES_MAX: u32 = 20;
 /// Time-out for commands to end with the session, before they are killed.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
@@ -52,7 +52,7 @@ pub struct Start {
     pub launcher: OwnedFd,
 }
 
-/// Manages a session until its end. Only the launcher sees the exit code. Errors can only occur
+/// Supervises a session until its end. Only the launcher sees the exit code. Errors can only occur
 /// while the launcher still waits.
 ///
 /// # Errors
@@ -100,19 +100,19 @@ struct Supervisor {
     launcher: Option<File>,
     idle: Duration,
     idle_since: Instant,
-    /// Earliest time for the fork of the next supervisor.
+    /// Earliest time for the fork of the next worker.
     next_at: Instant,
     losses: u32,
 }
 
-/// A forked supervisor.
+/// A forked worker.
 struct Forked {
     pidfd: OwnedFd,
     told: File,
     taken: bool,
 }
 
-/// Action after the supervisors were checked.
+/// Action after the workers were checked.
 #[derive(PartialEq, Eq)]
 enum Next {
     GoOn,
@@ -125,7 +125,7 @@ impl Supervisor {
             if self.wants_front() {
                 match self.fork_front() {
                     Ok(None) => {}
-                    // The child closes all descriptors of this process.
+                    // The child closes all descriptors of the supervisor.
                     Ok(Some((supervisor, tell))) => return self.become_front(supervisor, tell),
                     Err(error) => {
                         tracing::warn!(%error, "no front could be forked");
@@ -145,8 +145,8 @@ impl Supervisor {
         !waits && self.fronts.len() < RUNNING_MAX && Instant::now() >= self.next_at
     }
 
-    /// Forks a supervisor. In the child it returns the parent's process id and the pipe for
-    /// messages to it.
+    /// Forks a worker. In the child it returns the parent's process id and the pipe for messages to
+    /// it.
     fn fork_front(&mut self) -> io::Result<Option<(Pid, OwnedFd)>> {
         let (told, tell) = pipe_with(PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&told, true)?;
@@ -181,7 +181,7 @@ impl Supervisor {
         let _ = poll(&mut waited, Some(&left));
     }
 
-    /// Reads the messages of the supervisors, and removes those that have exited.
+    /// Reads the messages of the workers, and removes those that have exited.
     fn look(&mut self) -> Next {
         let mut next = if is_readable(self.signals.as_fd()) { Next::End } else { Next::GoOn };
         let mut lost = false;
