@@ -1,6 +1,6 @@
-//! The person at the terminal, as an approver. Shows the whole question, then
-//! waits for a fresh key: what was typed before the question stood there
-//! answers nothing. Decides nothing itself; silence is silence.
+//! Approver that asks the user at the terminal. It shows the whole question, then waits for a fresh
+//! key: input from before the question was shown does not answer it. It decides nothing itself: a
+//! question without an answer times out.
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,24 +17,24 @@ use crate::render::Style;
 use crate::render::question::{self, Key, UNSANDBOXED_WORD};
 use crate::terminal::{Keys, Pressed, Terminal};
 
-/// Ctrl-C and Ctrl-\, which are keys while a question stands.
+/// Ctrl-C and Ctrl-\, which are ordinary keys while a question is shown.
 const INTERRUPT: [u8; 2] = [0x03, 0x1c];
-/// Ctrl-D, which has no meaning here and is no part of a word.
+/// Ctrl-D, which has no effect here and is not part of a word.
 const END_OF_FILE: u8 = 0x04;
-/// Longest typed word, in bytes; more is the wrong word.
+/// Longest typed word, in bytes. A longer word counts as wrong.
 const WORD_LIMIT_BYTES: usize = 64;
-/// How often a withdrawal is looked for that cannot wake a sleeper.
+/// Interval between two checks for a withdrawn question, if it has no descriptor to poll.
 const LOOK_AROUND: Duration = Duration::from_millis(100);
-/// The times that can be chosen with a key, in milliseconds.
+/// Periods that can be chosen with a key, in milliseconds.
 const PERIODS_MS: [(char, u64); 3] = [('h', 3_600_000), ('d', 86_400_000), ('w', 7 * 86_400_000)];
 
-/// Undoes whatever hides a question, moves it or has the terminal send what nobody
-/// pressed (ECMA-48, xterm's ctlseqs), in this order: what is unfinished is cut off;
-/// synchronized output and the other screen are left; character sets, margins, inserting,
-/// a locked keyboard; the sending of reports and of keys as sequences; colours. The cursor
-/// stays where it is: origin mode may come back with it, which moves nothing where the
-/// margins are those of the screen, while resetting it would move the cursor to the top.
-/// Nothing is left beneath and beside it that could be read as a part of the question.
+/// Control sequences that undo every terminal state which hides or moves a question, or makes the
+/// terminal send input by itself (ECMA-48, xterm's ctlseqs). In this order: an unfinished sequence
+/// is cut off; synchronized output and the alternate screen end; character sets, margins, insert
+/// mode and a locked keyboard are reset; reports and keys as sequences are switched off; colours
+/// are reset. The cursor keeps its position. Restoring the cursor may restore origin mode, which is
+/// harmless with the margins of the screen; resetting it would move the cursor to the top. The text
+/// below and beside the cursor is erased, so that none can be read as a part of the question.
 const IN_PLACE: &str = concat!(
     "\x18\x1b\\",
     "\x1b[?2026l\x1b[?47l",
@@ -44,10 +44,10 @@ const IN_PLACE: &str = concat!(
     "\x1b[>4m\x1b[=0u\x1b>\x1b[m\x1b[J\x1b[?7;25h\x1b[m",
 );
 
-/// Asks at `/dev/tty`.
+/// Approver that asks at `/dev/tty`.
 #[derive(Debug, Default)]
 pub struct TerminalApprover {
-    // Opened only when somebody has to be asked.
+    // Opened at the first question.
     terminal: OnceLock<Option<Terminal>>,
     text: RawText,
     color: bool,
@@ -58,20 +58,20 @@ pub struct TerminalApprover {
 }
 
 impl TerminalApprover {
-    /// `text` is what the findings' spans point into; `wake` becomes readable
-    /// when the process is asked to end.
+    /// Creates an approver. The spans of findings refer to `text`; `wake` becomes readable when the
+    /// process is asked to end.
     pub fn new(text: RawText, color: bool, wake: Option<OwnedFd>) -> Self {
         let knows_sequences = std::env::var_os("TERM").is_some_and(|name| !name.is_empty() && name != "dumb");
         Self { terminal: OnceLock::new(), text, color, wake, lasting: None, knows_sequences, leaves: None }
     }
 
-    /// The same, and a yes that holds always may become a rule.
+    /// Lets a yes with the scope `always` become a rule.
     pub fn with_rules(self, lasting: Arc<Lasting>) -> Self {
         Self { lasting: Some(lasting), ..self }
     }
 
-    /// The same, for a client of a run: Ctrl-C leaves the run, which is noted there, and
-    /// answers nothing.
+    /// For a client of a run: Ctrl-C leaves the run, sets `leaves`, and does not answer the
+    /// question.
     pub fn leaving(self, leaves: Arc<AtomicBool>) -> Self {
         Self { leaves: Some(leaves), ..self }
     }
@@ -134,11 +134,11 @@ impl Approver for TerminalApprover {
         let Some(terminal) = self.terminal().filter(|terminal| terminal.in_foreground()) else {
             return Answer::TimedOut;
         };
-        // Signals from before the question are the engine's, not its answer.
+        // Signals from before the question belong to the engine and do not answer it.
         if let Some(wake) = &self.wake {
             let _ = rustix::io::read(wake, &mut [0; 8]);
         }
-        // A terminal that fails half way is one where nobody answers.
+        // If the terminal fails half way, the question counts as unanswered.
         self.dialog(terminal, question, waiting).unwrap_or(Answer::TimedOut)
     }
 }
@@ -157,21 +157,21 @@ struct Dialog<'a> {
     knows_sequences: bool,
 }
 
-/// What came of waiting for a key.
+/// Result of waiting for a key.
 enum Heard {
     Bytes(Vec<u8>),
-    /// The question is over, with this answer.
+    /// The question has ended, with this answer.
     Over(Answer),
 }
 
-/// What came of waiting for a fresh key.
+/// Result of waiting for a fresh key.
 enum Fresh {
     Key(u8),
-    /// More than one at once, or a part of a sequence.
+    /// More than one key at once, or a part of a sequence.
     Several,
-    /// The terminal does not tell what it sends by itself.
+    /// The terminal did not confirm the end of the input that it sends by itself.
     Untold,
-    /// The question is over, with this answer.
+    /// The question has ended, with this answer.
     Over(Answer),
 }
 
@@ -194,7 +194,7 @@ impl Dialog<'_> {
         }
     }
 
-    /// Ctrl-C ends the run, or leaves it where it goes on without this terminal.
+    /// Handles Ctrl-C: it ends the run, or leaves a run that continues without this terminal.
     fn interrupted(&self) -> std::io::Result<Answer> {
         match self.leaves {
             Some(leaves) => leaves.store(true, Ordering::Relaxed),
@@ -203,8 +203,8 @@ impl Dialog<'_> {
         Ok(Answer::Abort)
     }
 
-    /// A fresh key behind this prompt; for a paste or a function key, which
-    /// hold letters that nobody pressed, nothing.
+    /// Shows the prompt and reads one fresh key. A paste or a function key counts as several keys,
+    /// because it contains letters that the user did not press.
     fn fresh(&self, prompt: &str) -> std::io::Result<Fresh> {
         self.keys.take()?;
         if !self.is_fenced()? && !self.waiting.is_withdrawn() {
@@ -223,16 +223,15 @@ impl Dialog<'_> {
         })
     }
 
-    /// Whether the terminal has told that all it sent by itself is behind us. One that
-    /// knows no control sequences is not asked.
+    /// Returns whether the terminal has confirmed that all input which it sent by itself has
+    /// arrived. A terminal without control sequences is not asked.
     fn is_fenced(&self) -> std::io::Result<bool> {
         let withdrawal = self.waiting.descriptor();
         let wakes: Vec<_> = self.wake.map(AsFd::as_fd).into_iter().chain(withdrawal).collect();
         Ok(self.knows_sequences && self.keys.fence(self.deadline, &wakes)?)
     }
 
-    /// The question once more, where a command that goes on may have written
-    /// over it.
+    /// Returns the question text again if a command that still runs may have overwritten it.
     fn anew(&self) -> String {
         match self.question.kind {
             QuestionKind::Hold { .. } => question::question(self.question, self.text, self.style),
@@ -240,7 +239,7 @@ impl Dialog<'_> {
         }
     }
 
-    /// One fresh key of those offered.
+    /// Reads one fresh key of the offered ones.
     fn key(&self, offered: &[Key]) -> std::io::Result<Answer> {
         let prompt = question::prompt(offered);
         loop {
@@ -263,7 +262,8 @@ impl Dialog<'_> {
         }
     }
 
-    /// What a key says, after what it asks further; nothing where another is pressed then.
+    /// Returns the answer for a key, after its further question; `None` if another key is pressed
+    /// there.
     fn chosen(&self, key: Key) -> std::io::Result<Option<Answer>> {
         match key {
             Key::Group => self.group(),
@@ -274,10 +274,10 @@ impl Dialog<'_> {
         }
     }
 
-    /// From now on: where that can be a rule, the rule is shown first.
+    /// Asks about `always`. If a rule can express the answer, the rule is shown first.
     fn always(&self) -> std::io::Result<Option<Answer>> {
         let yes = Answer::Approved(Scope::Always);
-        // No rule lets such an effect pass: a remembered answer does.
+        // No rule allows such an effect; only a remembered answer does.
         let is_effect =
             matches!(self.question.kind, QuestionKind::Run { .. }) && self.question.assessment.impact.needs_consent();
         let lasting = self.lasting.filter(|_| !is_effect);
@@ -288,8 +288,7 @@ impl Dialog<'_> {
         let rules: Vec<String> = drafts.iter().map(DraftRule::to_toml).collect();
         Ok(match self.fresh(&question::rules_prompt(&rules, lasting.file(), &self.question.kind))? {
             Fresh::Over(answer) => Some(answer),
-            // The rule that was shown is all that is kept: a remembered answer would reach
-            // further.
+            // Only the rule shown is kept, because a remembered answer would allow more.
             Fresh::Key(b'w') => {
                 lasting.choose(drafts);
                 Some(self.echo('w', Answer::Approved(Scope::Once))?)
@@ -299,7 +298,7 @@ impl Dialog<'_> {
         })
     }
 
-    /// How far a yes to the group reaches.
+    /// Asks for the scope of a yes to the group.
     fn group(&self) -> std::io::Result<Option<Answer>> {
         let Some(offer) = self.question.group_offered() else { return Ok(None) };
         let scopes = [(Key::Once, Scope::Once), (Key::Session, Scope::Session), (Key::Always, Scope::Always)];
@@ -316,7 +315,7 @@ impl Dialog<'_> {
         })
     }
 
-    /// How many times.
+    /// Asks for the number of times.
     fn number(&self) -> std::io::Result<Option<Answer>> {
         Ok(match self.fresh("t\n  how many times, this one included?  [2] to [9] > ")? {
             Fresh::Over(answer) => Some(answer),
@@ -327,7 +326,7 @@ impl Dialog<'_> {
         })
     }
 
-    /// Until when.
+    /// Asks for the period.
     fn period(&self) -> std::io::Result<Option<Answer>> {
         let key = match self.fresh("u\n  for how long?  an [h]our  a [d]ay  a [w]eek > ")? {
             Fresh::Over(answer) => return Ok(Some(answer)),
@@ -347,7 +346,7 @@ impl Dialog<'_> {
         Ok(answer)
     }
 
-    /// The word, and Enter.
+    /// Reads the confirmation word and Enter.
     fn word(&self) -> std::io::Result<Answer> {
         Ok(match self.line(&question::word_prompt(self.style))? {
             Err(answer) => answer,
@@ -356,8 +355,8 @@ impl Dialog<'_> {
         })
     }
 
-    /// The word for one of those offered, at a terminal whose keys cannot be told from
-    /// what it sends by itself.
+    /// Reads the word for one of the offered answers. For a terminal whose keys cannot be
+    /// distinguished from the input that it sends by itself.
     fn word_of(&self, offered: &[Key]) -> std::io::Result<Answer> {
         loop {
             let word = match self.line(&question::words_prompt(offered))? {
@@ -376,7 +375,7 @@ impl Dialog<'_> {
         }
     }
 
-    /// What is typed before Enter.
+    /// Reads the text typed before Enter.
     fn line(&self, prompt: &str) -> std::io::Result<Result<Vec<u8>, Answer>> {
         self.keys.settle(self.deadline, &|| self.waiting.is_withdrawn())?;
         self.keys.show(prompt, self.deadline)?;
@@ -396,7 +395,7 @@ impl Dialog<'_> {
                     }
                     byte if INTERRUPT.contains(&byte) => return Ok(Err(self.interrupted()?)),
                     END_OF_FILE => {}
-                    // Anything else makes it the wrong word.
+                    // Any other byte makes the word wrong.
                     _ => word.push(0),
                 }
                 if word.len() > WORD_LIMIT_BYTES {
@@ -414,7 +413,7 @@ impl Dialog<'_> {
     }
 }
 
-/// The one key of a press, with or without the Enter that habit adds.
+/// Returns the single key of a press, with or without a following Enter.
 fn single(pressed: &[u8]) -> Option<u8> {
     match pressed {
         [key] | [key, b'\n' | b'\r'] => Some(*key),
@@ -424,7 +423,7 @@ fn single(pressed: &[u8]) -> Option<u8> {
 
 fn answer(key: Key) -> Answer {
     match key {
-        // The other two ask further; alone they are a yes for this time.
+        // Times and Until ask a further question; without it they are a yes for this time.
         Key::Once | Key::Times | Key::Until => Answer::Approved(Scope::Once),
         Key::Group => Answer::Group(Scope::Once),
         Key::Session => Answer::Approved(Scope::Session),
@@ -450,13 +449,13 @@ mod tests {
     use super::*;
     use crate::render::question::tests::ask;
 
-    /// A person: sees the screen, presses keys.
+    /// Simulated user: sees the screen and presses keys.
     struct Person {
         keyboard: File,
         screen: mpsc::Receiver<Vec<u8>>,
         seen: String,
         line: File,
-        /// Whether the terminal tells where its cursor is.
+        /// True if the terminal reports its cursor position.
         tells: Arc<AtomicBool>,
     }
 
@@ -476,7 +475,7 @@ mod tests {
             let (mut chunk, mut unread) = ([0; 4096], String::new());
             while let Ok(length @ 1..) = reader.read(&mut chunk) {
                 unread.push_str(str::from_utf8(&chunk[..length]).unwrap());
-                // As a terminal: what asks is answered, in its turn, and shows nothing.
+                // Behaves as a terminal: a query is answered in its turn, and shows no text.
                 while let Some((before, behind)) = unread.split_once("\x1b[6n") {
                     unread = format!("{before}{behind}");
                     if told.load(Ordering::SeqCst) {
@@ -493,7 +492,7 @@ mod tests {
     }
 
     impl Person {
-        /// Waits until the screen has shown `text` after what was last waited for.
+        /// Waits until the screen has shown `text` after the last awaited text.
         fn sees(&mut self, text: &str) {
             while !self.seen.contains(text) {
                 let chunk = self.screen.recv_timeout(Duration::from_secs(10));
@@ -516,8 +515,8 @@ mod tests {
         }
     }
 
-    /// Asks `question` while `person` acts; the answer, and the terminal as it
-    /// is left.
+    /// Asks `question` while `act` runs, and returns the answer. The terminal must be restored
+    /// then.
     fn meet(question: Question, act: impl FnOnce(&mut Person)) -> Answer {
         meet_with(question, None, act)
     }
@@ -526,7 +525,7 @@ mod tests {
         meet_waiting(question, wake, waiting(), act)
     }
 
-    /// At a terminal that knows control sequences, whatever that of the tests is.
+    /// An approver at a terminal that knows control sequences, whatever terminal runs the tests.
     fn approver(wake: Option<OwnedFd>) -> TerminalApprover {
         TerminalApprover { knows_sequences: true, ..TerminalApprover::new(RawText::default(), false, wake) }
     }
@@ -605,8 +604,8 @@ mod tests {
         assert_eq!(got, Answer::Denied(Scope::Once));
     }
 
-    /// Sent by terminals when a window is switched to or the mouse moves, or as an answer;
-    /// some hold a letter that is a key, and a slow line delivers them in pieces.
+    /// Terminals send these sequences when a window gets the focus or the mouse moves, or as a
+    /// report. Some contain a letter that is a key, and a slow line delivers them in pieces.
     #[test]
     fn what_a_terminal_sends_by_itself_answers_nothing() {
         let got = meet(run(), |person| {
@@ -673,7 +672,8 @@ mod tests {
         }
     }
 
-    /// Whatever the modes are made meanwhile: each key is read in those of a question.
+    /// Another process may change the terminal modes meanwhile: each key is read in the modes of a
+    /// question.
     #[test]
     fn modes_are_set_afresh_before_each_key() {
         let got = meet(run(), |person| {
@@ -683,7 +683,8 @@ mod tests {
             changed.special_codes[rustix::termios::SpecialCodeIndex::VMIN] = 200;
             changed.input_modes |= rustix::termios::InputModes::IUCLC;
             rustix::termios::tcsetattr(&person.line, rustix::termios::OptionalActions::Now, &changed).unwrap();
-            // The first wakes nobody, or is a key: either way the next is asked for afresh.
+            // The first key does not wake the reader, or counts as a key. In both cases the next is
+            // asked for afresh.
             person.presses("?");
             rustix::termios::tcsetattr(&person.line, rustix::termios::OptionalActions::Now, &modes).unwrap();
             person.presses("\n");

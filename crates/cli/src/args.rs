@@ -1,5 +1,5 @@
-//! What was typed. Types only: nothing here looks at the machine, resolves a
-//! path or reads a variable. [`crate::meaning`] turns it into what is meant.
+//! Command-line arguments. Types only: this module reads no file, path or variable.
+//! [`crate::meaning`] resolves the arguments.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::detached_args::{AttachArgs, KillArgs, LogsArgs, PsArgs, WaitArgs, Wri
 use crate::sandbox_args::SandboxCommand;
 use crate::session_args::SessionCommand;
 
-/// Run commands that nobody typed: judged, sandboxed, asked about, recorded.
+/// Run untrusted commands in a sandbox, with approval and an audit log.
 #[derive(Debug, Parser)]
 #[command(
     name = "stockade",
@@ -37,50 +37,49 @@ pub enum Command {
     Run(RunArgs),
     /// List detached runs, the newest first.
     Ps(PsArgs),
-    /// Show what a detached run printed.
+    /// Show the output of a detached run.
     Logs(LogsArgs),
-    /// Attach this terminal to a detached run: what it prints, its input, its questions.
+    /// Attach this terminal to a detached run: its output, its input, its questions.
     Attach(AttachArgs),
-    /// Write standard input to a detached run's; commands for a shell are judged.
+    /// Write standard input to the input of a detached run; commands for a shell are assessed.
     Write(WriteArgs),
-    /// Wait for a detached run; its exit code is that of `run`.
+    /// Wait for a detached run; the exit code is that of `run`.
     Wait(WaitArgs),
-    /// End a detached run, and wait until nothing of it is left.
+    /// End a detached run, and wait until all its processes are gone.
     Kill(KillArgs),
-    /// Run commands one after the other, each in a fresh sandbox that was begun
-    /// ahead.
+    /// Run commands one after the other, each in a fresh sandbox that was prepared ahead.
     #[command(subcommand)]
     Session(SessionCommand),
-    /// Make sandboxes that last, run commands in them, and destroy them.
+    /// Manage persistent sandboxes: create them, run commands in them, destroy them.
     #[command(subcommand)]
     Sandbox(Box<SandboxCommand>),
-    /// What runs in the containers of sandboxes; for nobody else.
+    /// Run a helper inside the container of a sandbox; for internal use.
     #[command(subcommand, hide = true)]
     Inside(InsideCommand),
-    /// Judge a command without running it.
+    /// Assess a command without running it.
     Check(CheckArgs),
-    /// Show what this machine can enforce, proved by trying it.
+    /// Show the isolation that this machine can enforce, by testing it.
     Doctor(DoctorArgs),
     /// List, show and revoke remembered answers.
     #[command(subcommand)]
     Approvals(ApprovalsCommand),
-    /// Read and verify the record.
+    /// Read and verify the audit log.
     #[command(subcommand)]
     Audit(AuditCommand),
-    /// Show what runs reached.
+    /// Show the network connections of runs.
     #[command(subcommand)]
     Net(NetCommand),
-    /// Check, explain, test, import and change what decides.
+    /// Check, explain, test, import and change policy.
     #[command(subcommand)]
     Policy(crate::policy_args::PolicyCommand),
-    /// Compare, commit and discard what runs have staged.
+    /// Compare, commit and discard the staged changes of runs.
     #[command(subcommand)]
     Stage(StageCommand),
-    /// Show what a run changed in its workspace, where it was kept for undo.
+    /// Show the changes that a run made in its workspace, if it was run with undo.
     Changes(crate::undo_args::ChangesArgs),
-    /// Put back what a run changed in its workspace, or forget what was kept of it.
+    /// Undo the changes that a run made in its workspace, or forget its backups.
     Undo(crate::undo_args::UndoArgs),
-    /// List and remove what runs wrote in the caches of tools.
+    /// List and remove the caches of tools that runs have written.
     #[command(subcommand)]
     Cache(crate::cache_args::CacheCommand),
     /// Print completions for a shell.
@@ -89,7 +88,7 @@ pub enum Command {
     Man,
 }
 
-/// The command itself: either words or a script.
+/// The command: either words or a script.
 #[derive(Args, Debug)]
 #[group(id = "subject", multiple = false)]
 pub struct Subject {
@@ -106,89 +105,87 @@ pub struct Subject {
 #[command(args_override_self = true)]
 #[command(override_usage = "stockade run [OPTIONS] -- CMD [ARG]...\n       stockade run [OPTIONS] -c SCRIPT")]
 pub struct RunArgs {
-    /// What it is run with.
+    /// Options of the run.
     #[command(flatten)]
     pub terms: Terms,
-    /// The session whose answers count, e.g. `work`; also from STOCKADE_SESSION.
+    /// The session whose remembered answers apply, e.g. `work`; also from STOCKADE_SESSION.
     #[arg(long, value_name = "S")]
     pub session: Option<String>,
-    /// Print the run's id once the command was started, and let it live on without
-    /// this terminal: see `stockade ps`, `logs`, `attach`, `wait` and `kill`.
+    /// Print the run's id once the command has started, and let it continue without this terminal:
+    /// see `stockade ps`, `logs`, `attach`, `wait` and `kill`.
     #[arg(long)]
     pub detach: bool,
-    /// Keep the standard input of a detached run open, for `stockade attach` and
-    /// `write`.
+    /// Keep the standard input of a detached run open, for `stockade attach` and `write`.
     #[arg(long, short, requires = "detach")]
     pub interactive: bool,
-    /// Give the command a terminal of its own: for editors, shells with job control
-    /// and whatever asks for a terminal. It is relayed to this one, or, of a detached
-    /// run, to whoever attaches.
+    /// Give the command a terminal of its own: for editors, shells with job control and other
+    /// programs that need one. It is relayed to this terminal or, for a detached run, to each
+    /// client that attaches.
     #[arg(long, short)]
     pub tty: bool,
-    /// Show at the end where the time went, step by step.
+    /// Show at the end how long each step took.
     #[arg(long, conflicts_with = "detach")]
     pub timings: bool,
-    /// Write the outcome as one JSON object to FILE; without FILE to standard
-    /// output, with the command's own output inside.
+    /// Write the outcome as one JSON object to FILE; without FILE, to standard output, including
+    /// the command's own output.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     #[allow(clippy::option_option, reason = "clap's form of an option with an optional value")]
     pub json: Option<Option<PathBuf>>,
-    /// What to run.
+    /// The command to run.
     #[command(flatten)]
     pub subject: Subject,
 }
 
-/// What commands are run with.
+/// Options of a run.
 #[derive(Args, Clone, Debug)]
 pub struct Terms {
-    /// The powers to run with: `read-only`, `strict`, `workspace`, or one from the configuration.
+    /// The profile to run with: `read-only`, `strict`, `workspace`, or one from the configuration.
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
-    /// One added power, e.g. 'write ~/.cache/pip' or 'connect pypi.org:443', a group of hosts,
-    /// e.g. @npm (see `stockade policy groups`), or a key of your ssh agent, @git-signing or
-    /// @ssh:HOST, without a question: it is your own yes; may be repeated. For a command that
-    /// an agent chose see --request.
+    /// A grant to add without a question, e.g. 'write ~/.cache/pip' or 'connect pypi.org:443'; a
+    /// group of hosts, e.g. @npm (see `stockade policy groups`); or a key of your ssh agent,
+    /// @git-signing or @ssh:HOST. It counts as your own yes; may be repeated. For a command that an
+    /// agent chose see --request.
     #[arg(long = "grant", value_name = "G")]
     pub grants: Vec<OsString>,
-    /// A power to ask for, e.g. 'connect pypi.org:443', or a group of hosts, e.g. @npm:
-    /// rules, the mode and a person decide on it, as for a program that is not the person;
-    /// may be repeated.
+    /// A grant to ask for, e.g. 'connect pypi.org:443', or a group of hosts, e.g. @npm. Rules, the
+    /// approval mode and a person decide on it, as for the request of a program; may be repeated.
     #[arg(long = "request", value_name = "G")]
     pub requests: Vec<OsString>,
-    /// A limit that holds where it is lower than the profile's, e.g. memory=2GiB,
-    /// processes=100, cpus=1.5; may be repeated. To raise one: --grant 'memory 32GiB'.
+    /// A limit that applies if it is lower than the profile's, e.g. memory=2GiB, processes=100,
+    /// cpus=1.5; may be repeated. To raise one: --grant 'memory 32GiB'.
     #[arg(long = "limit", value_name = "NAME=AMOUNT", value_parser = limit)]
     pub limits: Vec<(Limit, u64)>,
     /// The directory that may be written [default: the current one].
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
-    /// When to ask: untrusted, on-failure, on-request, never, or
-    /// granular:CLASS,... with the classes run, filesystem, network, other.
+    /// The approval mode: untrusted, on-failure, on-request, never, or granular:CLASS,... with the
+    /// classes run, filesystem, network, other.
     #[arg(long, value_name = "M", value_parser = approval_mode)]
     pub mode: Option<ApprovalMode>,
-    /// How strong the walls have to be; less is a refusal.
+    /// The isolation level to require; the run is refused if it is not available.
     #[arg(long, value_enum, value_name = "L")]
     pub level: Option<LevelArg>,
-    /// Let what is written in the workspace wait beside it, to be read, committed
-    /// or discarded: see `stockade stage`.
+    /// Keep writes in the workspace apart from it, to be reviewed, committed or discarded: see
+    /// `stockade stage`.
     #[arg(long)]
     pub stage: bool,
-    /// Keep what the command changes in the workspace, so that `stockade undo` can put
-    /// it back; what cannot be kept is not changed.
+    /// Back up each file of the workspace before the command changes it, so that `stockade undo`
+    /// can restore it; a change that cannot be backed up is refused.
     #[arg(long)]
     pub undo: bool,
-    /// Record what is read, for `stockade policy suggest`; every open costs more.
+    /// Record the files that are read, for `stockade policy suggest`; every open is slower.
     #[arg(long)]
     pub trace: bool,
-    /// Whether a sandbox is insisted on. `forbid` runs without one: only with
-    /// `--profile host`, which the configuration must permit and a person must confirm.
+    /// The sandbox requirement. `forbid` runs without a sandbox: only with `--profile host`, which
+    /// the configuration must permit and a person must confirm.
     #[arg(long, value_enum, value_name = "PREF")]
     pub sandbox: Option<SandboxArg>,
-    /// End the command after this long, e.g. `90s`, `5m`, `1h30m`; time in which
-    /// somebody is asked does not count.
+    /// End the command after this time, e.g. `90s`, `5m`, `1h30m`; time spent on questions does not
+    /// count.
     #[arg(long, value_name = "T", value_parser = duration)]
     pub timeout: Option<Duration>,
-    /// How long a question waits for its answer; silence means no.
+    /// Time-out for the answer to a question; no answer means no.
     #[arg(long, value_name = "T", value_parser = duration)]
     pub approval_timeout: Option<Duration>,
 }
@@ -202,23 +199,23 @@ pub struct CheckArgs {
     /// Answer as one JSON object.
     #[arg(long, conflicts_with = "jsonl")]
     pub json: bool,
-    /// Read {"script": "...", "cwd": "..."} a line from standard input and
-    /// answer a line each, in order.
+    /// Read one {"script": "...", "cwd": "..."} a line from standard input and answer with one line
+    /// each, in order.
     #[arg(long, conflicts_with = "subject")]
     pub jsonl: bool,
-    /// Judge with these powers in mind.
+    /// The profile to assess the command with.
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
     /// The directory that may be written [default: the current one].
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
-    /// When one would ask, as for `run`.
+    /// The approval mode, as for `run`.
     #[arg(long, value_name = "M", value_parser = approval_mode)]
     pub mode: Option<ApprovalMode>,
-    /// A power that would be asked for, as for `run`; may be repeated.
+    /// A grant that would be requested, as for `run`; may be repeated.
     #[arg(long = "request", value_name = "G")]
     pub requests: Vec<OsString>,
-    /// What to judge.
+    /// The command to assess.
     #[command(flatten)]
     pub subject: Subject,
 }
@@ -234,12 +231,12 @@ pub struct DoctorArgs {
 /// `stockade approvals`.
 #[derive(Debug, Subcommand)]
 pub enum ApprovalsCommand {
-    /// List the answers that hold, the newest first.
+    /// List the answers in force, the newest first.
     List {
-        /// Only those of this session.
+        /// Only answers of this session.
         #[arg(long, value_name = "S")]
         session: Option<String>,
-        /// Those that hold no more as well.
+        /// Answers that are no longer in force as well.
         #[arg(long)]
         all: bool,
         /// Answer as one JSON object a line.
@@ -248,7 +245,7 @@ pub enum ApprovalsCommand {
     },
     /// Show one remembered answer.
     Show {
-        /// Its id, as `list` shows it.
+        /// Id of the answer, as `list` shows it.
         id: String,
         /// Answer as one JSON object.
         #[arg(long)]
@@ -256,7 +253,7 @@ pub enum ApprovalsCommand {
     },
     /// Forget one remembered answer; the next run asks again.
     Revoke {
-        /// Its id, as `list` shows it.
+        /// Id of the answer, as `list` shows it.
         id: String,
     },
 }
@@ -264,7 +261,7 @@ pub enum ApprovalsCommand {
 /// `stockade audit`.
 #[derive(Debug, Subcommand)]
 pub enum AuditCommand {
-    /// Show the record, oldest first.
+    /// Show the audit log, oldest first.
     Show {
         /// Only the last N events.
         #[arg(long, value_name = "N")]
@@ -273,32 +270,32 @@ pub enum AuditCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Check that nothing in the record was changed, removed or cut off.
+    /// Check that no part of the audit log was changed, removed or cut off.
     Verify {
         /// Answer as one JSON object.
         #[arg(long)]
         json: bool,
     },
-    /// Show the events that match all that is given.
+    /// Show the events that match all the given conditions.
     Query(AuditQueryArgs),
 }
 
 /// `stockade audit query`.
 #[derive(Args, Debug)]
 pub struct AuditQueryArgs {
-    /// Of this request.
+    /// Only events of this request.
     #[arg(long, value_name = "ID")]
     pub request: Option<String>,
-    /// Of this session.
+    /// Only events of this session.
     #[arg(long, value_name = "S")]
     pub session: Option<String>,
-    /// Of this type, e.g. `denied`, `answered`, `finished`.
+    /// Only events of this type, e.g. `denied`, `answered`, `finished`.
     #[arg(long = "type", value_name = "TYPE")]
     pub kind: Option<String>,
-    /// With this in one of its texts, letter for letter.
+    /// Only events that contain this text, letter for letter.
     #[arg(long, value_name = "TEXT")]
     pub text: Option<String>,
-    /// Not older than this, e.g. `2h`.
+    /// Only events not older than this, e.g. `2h`.
     #[arg(long, value_name = "T", value_parser = duration)]
     pub since: Option<Duration>,
     /// Answer as one JSON object a line.
@@ -309,7 +306,7 @@ pub struct AuditQueryArgs {
 /// `stockade net`.
 #[derive(Debug, Subcommand)]
 pub enum NetCommand {
-    /// Show each connection, refusal and call that waited, oldest first.
+    /// Show each connection, refusal and held call, oldest first.
     Log(NetArgs),
     /// Show each host with its connections and bytes, the busiest first.
     Top(NetArgs),
@@ -318,17 +315,17 @@ pub enum NetCommand {
 /// `stockade net log` and `top`.
 #[derive(Args, Debug)]
 pub struct NetArgs {
-    /// Of this session.
+    /// Only events of this session.
     #[arg(long, value_name = "S")]
     pub session: Option<String>,
-    /// Of this request.
+    /// Only events of this request.
     #[arg(long, value_name = "ID")]
     pub request: Option<String>,
-    /// Not older than this, e.g. `2h`.
+    /// Only events not older than this, e.g. `2h`.
     #[arg(long, value_name = "T", value_parser = duration)]
     pub since: Option<Duration>,
-    /// Go on as the record grows, until interrupted. A connection is on record
-    /// once it is over.
+    /// Continue as the audit log grows, until interrupted. A connection is recorded once it has
+    /// ended.
     #[arg(long)]
     pub follow: bool,
     /// Answer as JSON objects, one a line.
@@ -345,23 +342,21 @@ pub enum StageCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Show what a stage would change in its workspace.
+    /// Show the changes that a stage would make in its workspace.
     Diff {
-        /// Which stage, and which paths of it [default: the newest of this
-        /// workspace, everything].
+        /// The stage, and paths in it [default: the newest stage of this workspace, everything].
         #[arg(value_name = "ID|PATH")]
         target: Vec<OsString>,
-        /// Only the paths, not their lines.
+        /// Only the paths, not the changed lines.
         #[arg(long)]
         summary: bool,
         /// Answer as one JSON object a line.
         #[arg(long)]
         json: bool,
     },
-    /// Put what is staged into its workspace.
+    /// Apply the staged changes to their workspace.
     Commit {
-        /// Which stage, and which paths of it [default: the only one of this
-        /// workspace, everything].
+        /// The stage, and paths in it [default: the only stage of this workspace, everything].
         #[arg(value_name = "ID|PATH")]
         target: Vec<OsString>,
         /// A protected path that may be committed, e.g. `.git/hooks`; may be repeated.
@@ -371,10 +366,9 @@ pub enum StageCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Forget what is staged.
+    /// Remove staged changes.
     Discard {
-        /// Which stage, and which paths of it [default: the only one of this
-        /// workspace, everything].
+        /// The stage, and paths in it [default: the only stage of this workspace, everything].
         #[arg(value_name = "ID|PATH")]
         target: Vec<OsString>,
         /// Every stage of this workspace.
@@ -384,7 +378,7 @@ pub enum StageCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Finish or undo commits that were cut off.
+    /// Finish or undo commits that were interrupted.
     Recover {
         /// Answer as one JSON object a line.
         #[arg(long)]
@@ -400,10 +394,10 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
-/// `--level`: only what a person may ask for by name.
+/// `--level`: the levels that a user may ask for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LevelArg {
-    /// Namespaces, a root of its own, Landlock, seccomp.
+    /// Namespaces, a root filesystem of its own, Landlock, seccomp.
     Full,
     /// Landlock and seccomp only.
     Restricted,
@@ -421,11 +415,11 @@ impl From<LevelArg> for Level {
 /// `--sandbox`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SandboxArg {
-    /// As the profile says.
+    /// As the profile specifies.
     Auto,
-    /// Never without one.
+    /// Never without a sandbox.
     Require,
-    /// Without one.
+    /// Without a sandbox.
     Forbid,
 }
 
@@ -468,10 +462,10 @@ fn granular(classes: &str) -> Result<GranularMode, String> {
     Ok(mode)
 }
 
-/// The longest time that can be asked for: a year.
+/// Longest time that can be given: a year.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The command that these words name, e.g. `stockade sandbox exec`.
+/// Returns the command that these words name, e.g. `stockade sandbox exec`.
 pub fn command_path(typed: impl Iterator<Item = OsString>) -> String {
     let mut command = Typed::command();
     let mut path = command.get_name().to_owned();
@@ -483,7 +477,7 @@ pub fn command_path(typed: impl Iterator<Item = OsString>) -> String {
     path
 }
 
-/// `NAME=AMOUNT`.
+/// Parses `NAME=AMOUNT`.
 pub(crate) fn limit(text: &str) -> Result<(Limit, u64), String> {
     let (name, amount) = text.split_once('=').ok_or("expected NAME=AMOUNT, e.g. memory=2GiB")?;
     let limit =
@@ -495,10 +489,10 @@ pub(crate) fn limit(text: &str) -> Result<(Limit, u64), String> {
     Ok((limit, amount))
 }
 
-/// The least memory with which a small program starts.
+/// Least memory with which a small program starts.
 const LEAST_MEMORY_BYTES: u64 = 1 << 20;
 
-/// `500ms`, `90s`, `5m`, `1h30m`, `2d`; a bare number is seconds.
+/// Parses `500ms`, `90s`, `5m`, `1h30m`, `2d`; a bare number is seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     const WHY: &str = "a time is written like 500ms, 90s, 5m, 1h30m or 2d; a bare number is seconds";
     let mut total = Duration::ZERO;
@@ -533,11 +527,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 /// `stockade inside`.
 #[derive(clap::Subcommand, Debug)]
 pub enum InsideCommand {
-    /// The first process of a container.
+    /// Run as the first process of a container.
     Hold,
-    /// The launcher of one command.
+    /// Run as the launcher of one command.
     Serve,
-    /// Tells what can be had in a container.
+    /// Report the isolation that is available in a container.
     Probe,
 }
 
@@ -569,7 +563,7 @@ mod tests {
         Typed::command().debug_assert();
     }
 
-    /// Help of a command and of those beneath it.
+    /// Collects the help of a command and of its subcommands.
     fn help_of(command: &mut clap::Command, shown: &mut String) {
         let help = command.render_help().to_string();
         shown.push_str(&format!("--- {}\n{help}\n", command.get_name()));

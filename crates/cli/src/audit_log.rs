@@ -1,6 +1,6 @@
-//! The audit log of this user with its anchor in the store: each program that appended to
-//! the log notes there, at its end, how far the log reached. So a log that was put back to
-//! an earlier state, its signed head with it, is found.
+//! The audit log of this user, and its anchor in the store. Each program that appended to the log
+//! records there, at its end, how far the log reached. So a log is detected that was restored to an
+//! earlier state together with its signed head.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -15,36 +15,36 @@ use crate::command::now_ms;
 use crate::failure::{Failure, quoted};
 use crate::places::State;
 
-/// The open log. Its anchor moves when it is dropped, at the latest.
+/// Open audit log. Its anchor moves when it is dropped, at the latest.
 #[derive(Debug)]
 pub struct AuditLog {
     log: Log,
     directory: PathBuf,
     anchors: PathBuf,
-    /// Number of the last line that needs no further note.
+    /// Number of the last line that needs no further anchor.
     noted: Mutex<u64>,
 }
 
 impl AuditLog {
-    /// Opens the log of a state directory, and begins one where there is none.
+    /// Opens the log of a state directory, and creates it if it does not exist.
     ///
     /// # Errors
-    /// As [`Log::open`].
+    /// The errors of [`Log::open`].
     pub fn open(state: &State) -> Result<Self, OpenError> {
         let log = Log::open(&state.audit())?;
         let noted = Mutex::new(log.head().0.0);
         Ok(Self { log, directory: state.audit(), anchors: state.anchors(), noted })
     }
 
-    /// Notes in the store how far the log reaches. A log that does not hold what was noted
-    /// before is reported, and its anchor stays as evidence.
+    /// Records in the store how far the log reaches. If the log does not contain the recorded line
+    /// any more, that is reported, and the anchor stays as evidence.
     pub fn move_anchor(&self) {
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
         let reached = self.log.head().0.0;
         if reached == *noted {
             return;
         }
-        // Once: what cannot be noted now is noted by the next program.
+        // Once only: the next program records an anchor that cannot be recorded now.
         *noted = reached;
         if let Err(failure) = self.try_move_anchor() {
             let what = format!("the end of the audit log is not noted in the store: {failure}");
@@ -98,10 +98,10 @@ impl Recorder for AuditLog {
     }
 }
 
-/// The anchors that the store holds; none where it has no file of them.
+/// Returns the anchors in the store; none if the store has no file for them.
 ///
 /// # Errors
-/// When the store cannot be read.
+/// [`Failure`] if the store cannot be read.
 pub fn kept_anchors(file: &Path) -> Result<Vec<Anchor>, Failure> {
     if file.try_exists().is_ok_and(|exists| !exists) {
         return Ok(Vec::new());

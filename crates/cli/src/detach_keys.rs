@@ -1,12 +1,12 @@
-//! The keys that leave a terminal and let its run go on: told from all others as
-//! they are pressed. Written as Docker writes them: `ctrl-p,ctrl-q`.
+//! The key sequence that detaches a terminal from its run, which continues. Detects it in the
+//! input. The notation is that of Docker: `ctrl-p,ctrl-q`.
 
 use std::str::FromStr;
 
-/// Keys that one may have to press, at most.
+/// Most keys in a sequence.
 const KEYS_MAX: usize = 8;
 
-/// A sequence of keys.
+/// Sequence of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DetachKeys(Vec<u8>);
 
@@ -21,7 +21,7 @@ impl FromStr for DetachKeys {
     }
 }
 
-/// What a key sends.
+/// Returns the byte that a key sends.
 fn key(name: &str) -> Option<u8> {
     match (name.strip_prefix("ctrl-").unwrap_or_default().as_bytes(), name.as_bytes()) {
         ([of @ (b'a'..=b'z' | b'@' | b'['..=b'_')], _) => Some(of & 0x1f),
@@ -40,29 +40,29 @@ impl std::fmt::Display for DetachKeys {
     }
 }
 
-/// Looks for the sequence in what is pressed.
+/// Detects the sequence in the input.
 #[derive(Debug)]
 pub struct Lookout {
     keys: DetachKeys,
-    /// How many of them were pressed and not passed on.
+    /// Number of keys of the sequence that were pressed and not passed on.
     held: usize,
 }
 
 impl Lookout {
-    /// For this sequence.
+    /// Creates a detector of this sequence.
     pub fn new(keys: DetachKeys) -> Self {
         Self { keys, held: 0 }
     }
 
-    /// What of these bytes goes on to the run, and whether its terminal is left: what
-    /// comes behind the sequence goes nowhere. Its beginning is held back until it is
-    /// known to be none.
+    /// Returns the bytes that are passed to the run, and whether the terminal detaches. Bytes after
+    /// the sequence are dropped. A beginning of the sequence is held back until another key
+    /// follows.
     pub fn pressed(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
         let mut passed = Vec::with_capacity(bytes.len());
         for byte in bytes {
             let mut pressed = self.keys.0[..self.held].to_vec();
             pressed.push(*byte);
-            // The longest end of what was pressed that the sequence begins with.
+            // The longest suffix of the pressed keys that is a beginning of the sequence.
             let begins = |from: &usize| self.keys.0.starts_with(&pressed[*from..]);
             let from = (0..pressed.len()).find(begins).unwrap_or(pressed.len());
             passed.extend_from_slice(&pressed[..from]);
@@ -98,7 +98,7 @@ mod tests {
         }
     }
 
-    /// Each piece is read by itself; all together are passed on.
+    /// Passes the pieces one by one, and checks the output of all together.
     #[track_caller]
     fn check(keys: &str, pieces: &[&str], passed: &str, leaves: bool) {
         let mut lookout = Lookout::new(keys.parse().unwrap());

@@ -1,4 +1,4 @@
-//! What was typed about detached runs. Types only, like `args`.
+//! Arguments for detached runs. Types only, like `args`.
 
 use clap::{Args, ValueEnum};
 use rustix::process::Signal;
@@ -8,7 +8,7 @@ use crate::detach_keys::DetachKeys;
 /// `stockade ps`.
 #[derive(Args, Debug)]
 pub struct PsArgs {
-    /// Those that are over as well.
+    /// Runs that have ended as well.
     #[arg(long)]
     pub all: bool,
     /// Answer as one JSON object a line.
@@ -19,10 +19,10 @@ pub struct PsArgs {
 /// `stockade logs`.
 #[derive(Args, Debug)]
 pub struct LogsArgs {
-    /// Go on as it prints more, until it ends.
+    /// Continue with new output until the run ends.
     #[arg(long, short)]
     pub follow: bool,
-    /// Its id, or how that begins.
+    /// Id of the run, or the beginning of it.
     pub id: String,
 }
 
@@ -32,44 +32,44 @@ pub struct LogsArgs {
     after_help = "Ctrl-C leaves the run and lets it go on; Ctrl-D ends its input. Where the run has a\nterminal, all keys are its own but those of --detach-keys."
 )]
 pub struct AttachArgs {
-    /// Only what it prints from now on.
+    /// Only output from now on.
     #[arg(long)]
     pub new: bool,
-    /// The keys that leave a run with a terminal.
+    /// The keys that detach from a run with a terminal.
     #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
     pub detach_keys: DetachKeys,
-    /// Its id, or how that begins.
+    /// Id of the run, or the beginning of it.
     pub id: String,
 }
 
 /// `stockade write`.
 #[derive(Args, Debug)]
 pub struct WriteArgs {
-    /// End the run's input behind it.
+    /// Close the run's input afterwards.
     #[arg(long)]
     pub close: bool,
-    /// Its id, or how that begins.
+    /// Id of the run, or the beginning of it.
     pub id: String,
 }
 
 /// `stockade wait`.
 #[derive(Args, Debug)]
 pub struct WaitArgs {
-    /// Its id, or how that begins.
+    /// Id of the run, or the beginning of it.
     pub id: String,
 }
 
 /// `stockade kill`.
 #[derive(Args, Debug)]
 pub struct KillArgs {
-    /// What the command gets first; what it leaves after its grace is killed.
+    /// The first signal to the command; processes that remain after the grace period are killed.
     #[arg(long, value_enum, value_name = "SIGNAL", default_value = "term", ignore_case = true)]
     pub signal: SignalArg,
-    /// Its id, or how that begins.
+    /// Id of the run, or the beginning of it.
     pub id: String,
 }
 
-/// `--signal`: those that ask for the end.
+/// `--signal`: the signals that ask a process to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SignalArg {
     /// Terminate.
@@ -90,7 +90,7 @@ pub enum SignalArg {
 }
 
 impl SignalArg {
-    /// The kernel's.
+    /// Returns the signal of the kernel.
     pub fn number(self) -> Signal {
         match self {
             Self::Term => Signal::TERM,

@@ -1,26 +1,26 @@
-//! Errors as a person meets them: what happened and why, then the one thing to
-//! do about it. A refused command is no failure but a result.
+//! Errors as the user sees them: the failure and its cause, then one hint. A refused command is not
+//! a failure but a result.
 
 use std::fmt;
 
 use stockade_model::RawText;
 
-/// Why Stockade could not do its part. Its exit code is always 125.
+/// Failure of Stockade itself. Its exit code is always 125.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What happened, and why; one or more lines.
+    /// The failure and its cause; one or more lines.
     pub what: String,
-    /// The one thing to do.
+    /// The one hint for the user.
     pub hint: Option<String>,
 }
 
 impl Failure {
-    /// A failure without advice.
+    /// Creates a failure without a hint.
     pub fn new(what: impl fmt::Display) -> Self {
         Self { what: what.to_string(), hint: None }
     }
 
-    /// The same failure with advice.
+    /// Sets the hint.
     pub fn hint(mut self, hint: impl fmt::Display) -> Self {
         self.hint = Some(hint.to_string());
         self
@@ -33,12 +33,12 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A path for a message: escaped, in backquotes.
+/// Formats a path for a message: escaped, in backquotes.
 pub fn quoted(path: &std::path::Path) -> String {
     format!("`{}`", RawText::from(path).escaped())
 }
 
-/// A library's error: its text, with what follows `hint:` as the advice.
+/// Converts a library's error: its text, with the part after `hint:` as the hint.
 impl<E: std::error::Error> From<E> for Failure {
     fn from(error: E) -> Self {
         Self::from_text(&error.to_string())
@@ -46,13 +46,13 @@ impl<E: std::error::Error> From<E> for Failure {
 }
 
 impl Failure {
-    /// The same failure, with this advice where it has none.
+    /// Sets the hint if there is none yet.
     pub fn or_hint(mut self, hint: Option<String>) -> Self {
         self.hint = self.hint.or(hint);
         self
     }
 
-    /// A message of which the lines from `hint:` on are the advice.
+    /// Creates a failure from a message; the lines from `hint:` on are the hint.
     pub fn from_text(text: &str) -> Self {
         match text.split_once("\nhint: ") {
             Some((what, hint)) => Self::new(what).hint(hint),

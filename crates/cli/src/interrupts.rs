@@ -1,5 +1,5 @@
-//! Signals to the front become the engine's interrupts. The command has a
-//! session of its own, so what the terminal sends reaches only us.
+//! Passes signals of the supervisor to the engine as interrupts. The command has a session of its
+//! own, so the terminal sends its signals only to this process.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -12,26 +12,27 @@ use stockade_sys::signals::{Signals, block};
 
 use crate::failure::Failure;
 
-/// Signals that ask for the end.
+/// Signals that ask the process to end.
 const ASKING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
-/// Signals that would stop us while the terminal is given back from the
-/// background (termios(3)).
+/// Signals that would stop this process while it restores the terminal from the background
+/// (termios(3)).
 const STOPPING: [Signal; 2] = [Signal::TTOU, Signal::TTIN];
 
-/// Signals that tell of the terminal: its size, and that the shell has us go on.
+/// Signals about the terminal: a new size, and SIGCONT from the shell.
 const OF_TERMINAL: [Signal; 2] = [Signal::WINCH, Signal::CONT];
 
-/// Signals taken, not yet listened to.
+/// Blocked signals, before a thread listens to them.
 #[derive(Debug)]
 pub struct Taken {
     asking: Signals,
     of_terminal: Signals,
 }
 
-/// Takes the signals over. Before any thread is started: threads inherit it.
+/// Blocks the signals and takes them over. Must run before any thread starts, because threads
+/// inherit the mask.
 ///
 /// # Errors
-/// Out of descriptors.
+/// [`Failure`] if no descriptors are left.
 pub fn take() -> Result<Taken, Failure> {
     let cannot = |e: std::io::Error| Failure::new(format!("cannot listen to signals: {e}"));
     block(&STOPPING.map(Signal::as_raw)).map_err(cannot)?;
@@ -42,35 +43,35 @@ pub fn take() -> Result<Taken, Failure> {
 }
 
 impl AsFd for Taken {
-    /// Readable when one arrived.
+    /// Readable when a signal has arrived.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.asking.as_fd()
     }
 }
 
-/// Signals listened to.
+/// Signals with a listening thread.
 #[derive(Debug)]
 pub struct Heard {
-    /// The engine's end.
+    /// The engine's receiver.
     pub interrupts: Interrupts,
-    /// For whoever else may interrupt the run.
+    /// Lets other parts of the program interrupt the run.
     pub interrupter: Interrupter,
-    /// Becomes readable with each signal, for whoever waits at a terminal.
+    /// Becomes readable with each signal, for a wait at a terminal.
     pub wake: OwnedFd,
-    /// What becomes of the terminal.
+    /// Signals about the terminal.
     pub of_terminal: Signals,
 }
 
 impl Taken {
-    /// The next one, waited for without a limit.
+    /// Waits for the next signal without a limit.
     ///
     /// # Errors
-    /// Never in practice.
+    /// None in practice.
     pub fn next(&self) -> std::io::Result<i32> {
         self.asking.next()
     }
 
-    /// Those that tell of the terminal.
+    /// Returns the signals about the terminal.
     pub fn of_terminal(&self) -> &Signals {
         &self.of_terminal
     }
@@ -78,7 +79,7 @@ impl Taken {
     /// Listens on a thread of its own.
     ///
     /// # Errors
-    /// Out of descriptors or threads.
+    /// [`Failure`] if no descriptors or threads are left.
     pub fn listen(self) -> Result<Heard, Failure> {
         let cannot = |e: std::io::Error| Failure::new(format!("cannot listen to signals: {e}"));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| cannot(e.into()))?;

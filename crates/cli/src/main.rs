@@ -1,6 +1,5 @@
-//! The `stockade` command. This file only calls: what was typed is in `args`,
-//! what is meant in `meaning`, each subcommand in `command`, all text in
-//! `render`.
+//! The `stockade` command. This file only dispatches: `args` holds the parsed arguments, `meaning`
+//! resolves them, `command` has the subcommands, and `render` all text.
 
 #![forbid(unsafe_code)]
 
@@ -41,7 +40,8 @@ use clap::Parser;
 use failure::Failure;
 use render::Style;
 
-/// What a sandbox that is begun early finds is allocated where both see it.
+/// Allocator with a shared arena: the supervisor and a prewarmed sandbox see its data at the same
+/// address.
 #[global_allocator]
 static ALLOCATOR: stockade_sys::arena::Allocator = stockade_sys::arena::Allocator;
 
@@ -58,9 +58,9 @@ fn main() -> ExitCode {
     }))
 }
 
-/// `start` is when this program began.
+/// Runs the subcommand. `start` is the start time of this program.
 fn dispatch(command: Command, start: u64) -> command::Ended {
-    // Whoever is in front of a run has to outlive its reader.
+    // The supervisor of a run must outlive the reader of its output.
     if !matches!(command, Command::Run(_) | Command::Session(_) | Command::Sandbox(_) | Command::Inside(_)) {
         stockade_sys::signals::die_of_sigpipe();
     }
@@ -90,8 +90,8 @@ fn dispatch(command: Command, start: u64) -> command::Ended {
     }
 }
 
-/// Help and version are answers; everything else that cannot be parsed is a
-/// failure, because nothing ran.
+/// Reports an argument error. Help and version are successes; every other parse error is a failure,
+/// because nothing ran.
 fn misunderstood(error: &clap::Error) -> command::Ended {
     if !error.use_stderr() {
         stockade_sys::signals::die_of_sigpipe();
@@ -106,17 +106,17 @@ fn misunderstood(error: &clap::Error) -> command::Ended {
     Err(render::failure::usage(error, &args::command_path(typed)))
 }
 
-/// An error to the person, on standard error. Nowhere else to say so if that fails.
+/// Prints an error to the user on standard error. A failure of that write cannot be reported.
 pub(crate) fn complain(failure: &Failure) {
     let _ = io::stderr().lock().write_all(render::failure::failure(failure, stderr_style()).as_bytes());
 }
 
-/// How to lay out what goes to standard error.
+/// Layout style for standard error.
 pub(crate) fn stderr_style() -> Style {
     style_of(&io::stderr())
 }
 
-/// How to lay out what goes to standard output.
+/// Layout style for standard output.
 pub(crate) fn stdout_style() -> Style {
     style_of(&io::stdout())
 }
@@ -129,14 +129,14 @@ fn style_of(stream: &(impl IsTerminal + AsFd)) -> Style {
     Style::terminal(columns, color_wanted())
 }
 
-/// Whether colour may be added where there is a terminal (no-color.org).
+/// Returns whether colour may be used on a terminal (no-color.org).
 pub(crate) fn color_wanted() -> bool {
     let off = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     !off && std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb")
 }
 
-/// An internal error: give the terminal back, say so, and end at once. The
-/// sandbox ends with this process.
+/// Panic hook: restores the terminal, reports the internal error and exits at once. The sandbox
+/// ends with this process.
 fn stop_safely(panic: &std::panic::PanicHookInfo<'_>) {
     terminal::give_back();
     let place = panic.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();

@@ -1,6 +1,6 @@
-//! What is meant by what was typed: paths resolved, grants read, names checked.
-//! Looks at the machine through [`crate::places`] and [`crate::signing_names`]; starts nothing, asks nobody,
-//! and fills in no default that configuration may set.
+//! Resolves the arguments: paths are made canonical, grants are parsed, names are checked. Reads
+//! the machine through [`crate::places`] and [`crate::signing_names`]. Starts nothing, asks no
+//! question, and sets no default that the configuration may set.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -19,52 +19,52 @@ use crate::failure::Failure;
 use crate::places::{self, Variables};
 use crate::signing_names;
 
-/// The largest command that is taken, in bytes: more than the kernel would
-/// execute (MAX_ARG_STRLEN is 128 KiB, execve(2)).
+/// Largest accepted command, in bytes: more than the kernel would execute (MAX_ARG_STRLEN is 128
+/// KiB, execve(2)).
 pub const COMMAND_LIMIT_BYTES: usize = 2 << 20;
 
-/// A run as it is meant. What configuration may decide is still open.
+/// Resolved arguments of a run. Values that the configuration may set are still open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meant {
-    /// What to run.
+    /// The command to run.
     pub command: Command,
-    /// Where: canonical.
+    /// Working directory, canonical.
     pub cwd: PathBuf,
-    /// What may be written: canonical.
+    /// Workspace, the directory that may be written; canonical.
     pub workspace: PathBuf,
-    /// Powers added by the person's own hand.
+    /// Grants that the user added on the command line.
     pub grants: Vec<Grant>,
-    /// Powers that are asked for, beyond those.
+    /// Further grants that are requested.
     pub requested: Vec<Grant>,
-    /// Limits lowered by it.
+    /// Lowered limits.
     pub limits: Limits,
     /// The session.
     pub session: Option<SessionId>,
-    /// The profile, where one was named.
+    /// The profile, if one was named.
     pub profile: Option<String>,
-    /// The mode, where one was named.
+    /// The mode, if one was named.
     pub mode: Option<ApprovalMode>,
-    /// The level, where one was named.
+    /// The level, if one was named.
     pub level: Option<Level>,
-    /// Whether writes in the workspace wait, whatever the profile says.
+    /// True if writes in the workspace are staged, even if the profile does not stage them.
     pub stage: bool,
-    /// Whether changes in the workspace can be undone, whatever the profile says.
+    /// True if changes in the workspace can be undone, even if the profile does not enable undo.
     pub undo: bool,
-    /// Whether what is read is recorded.
+    /// True if reads are recorded.
     pub trace: bool,
-    /// Whether a sandbox is insisted on.
+    /// The sandbox requirement.
     pub sandbox: SandboxPreference,
     /// Wall-clock limit.
     pub timeout: Option<Duration>,
-    /// How long a question waits.
+    /// Time-out for the answer to a question.
     pub approval_timeout: Option<Duration>,
 }
 
 impl Meant {
-    /// What is meant by `run`.
+    /// Resolves the arguments of `run`.
     ///
     /// # Errors
-    /// When a path, a grant or a name cannot be used.
+    /// [`Failure`] if a path, a grant or a name cannot be used.
     pub fn run(typed: RunArgs, variables: Variables<'_>) -> Result<Self, Failure> {
         let workspace = workspace_of(&typed.terms, variables)?;
         let (terms, cwd) = (typed.terms, places::current_directory()?);
@@ -94,11 +94,11 @@ impl Meant {
         })
     }
 
-    /// The meaning of `check`: the same, without powers of the person's own. A stream
-    /// brings its own commands; until then there is an empty script.
+    /// Resolves the arguments of `check`, which has no grants of the user. With `--jsonl` the
+    /// commands come from the stream; until then the script is empty.
     ///
     /// # Errors
-    /// When a path or a name cannot be used.
+    /// [`Failure`] if a path or a name cannot be used.
     pub fn check(typed: CheckArgs, variables: Variables<'_>) -> Result<Self, Failure> {
         let cwd = places::current_directory()?;
         let command = if typed.jsonl { Command::Script(RawText::default()) } else { command(typed.subject)? };
@@ -123,13 +123,13 @@ impl Meant {
         })
     }
 
-    /// All powers: the person's own, then those that are asked for.
+    /// Returns all grants: those of the user, then the requested ones.
     pub fn all_grants(&self) -> Vec<Grant> {
         let requested = beyond(self.requested.clone(), &self.grants);
         self.grants.iter().cloned().chain(requested).collect()
     }
 
-    /// The request, with what is configured where nothing was typed.
+    /// Builds the request, with configured values for absent arguments.
     pub fn request(&self, id: RequestId, environment: BTreeMap<String, RawText>, settings: &Settings) -> Request {
         Request {
             id,
@@ -151,14 +151,14 @@ impl Meant {
     }
 }
 
-/// The powers of `requested` that are not among `grants`: the person's own yes needs no
+/// Returns the grants of `requested` that are not among `grants`: the user's own grant needs no
 /// question.
 fn beyond(mut requested: Vec<Grant>, grants: &[Grant]) -> Vec<Grant> {
     requested.retain(|grant| !grants.contains(grant));
     requested
 }
 
-/// The lowest of each that was named.
+/// Returns the lowest value of each limit that was named.
 pub fn limits(typed: &[(Limit, u64)]) -> Limits {
     let mut limits = Limits::default();
     for &(limit, amount) in typed {
@@ -169,37 +169,37 @@ pub fn limits(typed: &[(Limit, u64)]) -> Limits {
     limits
 }
 
-/// Whole milliseconds; typed times are at most a year.
+/// Converts to whole milliseconds; times on the command line are at most a year.
 pub fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The caller's environment. Names that are not UTF-8 are left out: no profile
+/// Returns the caller's environment. Names that are not UTF-8 are left out, because no profile
 /// could name them.
 pub fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<String, RawText> {
     variables.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into()))).collect()
 }
 
-/// A new request id.
+/// Returns a new request id.
 ///
 /// # Errors
-/// When the kernel gives no random bytes.
+/// [`Failure`] if the kernel provides no random bytes.
 pub fn request_id() -> Result<RequestId, Failure> {
     random().map(RequestId::from_random)
 }
 
-/// A new session id.
+/// Returns a new session id.
 ///
 /// # Errors
-/// When the kernel gives no random bytes.
+/// [`Failure`] if the kernel provides no random bytes.
 pub fn session_id() -> Result<SessionId, Failure> {
     random().map(SessionId::from_random)
 }
 
-/// A new sandbox id.
+/// Returns a new sandbox id.
 ///
 /// # Errors
-/// When the kernel gives no random bytes.
+/// [`Failure`] if the kernel provides no random bytes.
 pub fn sandbox_id() -> Result<SandboxId, Failure> {
     random().map(SandboxId::from_random)
 }
@@ -214,8 +214,8 @@ fn random() -> Result<[u8; 16], Failure> {
     }
 }
 
-/// The text that the spans of findings point into: a script, or arguments
-/// joined by single spaces.
+/// Returns the text that the spans of findings refer to: a script, or arguments joined by single
+/// spaces.
 pub fn text_of(command: &Command) -> RawText {
     match command {
         Command::Script(script) => script.clone(),
@@ -226,7 +226,7 @@ pub fn text_of(command: &Command) -> RawText {
     }
 }
 
-/// The command of `-c SCRIPT` or `-- CMD ARG...`.
+/// Returns the command of `-c SCRIPT` or `-- CMD ARG...`.
 fn command(subject: Subject) -> Result<Command, Failure> {
     let length = |words: &[OsString]| words.iter().map(|word| word.len() + 1).sum::<usize>();
     let command = match subject {
@@ -250,10 +250,10 @@ fn command(subject: Subject) -> Result<Command, Failure> {
     }
 }
 
-/// The workspace that is meant by `terms`.
+/// Returns the workspace of a run with these options.
 ///
 /// # Errors
-/// When there is none.
+/// [`Failure`] if it cannot be used.
 pub fn workspace_of(terms: &Terms, variables: Variables<'_>) -> Result<PathBuf, Failure> {
     workspace(terms.workspace.as_deref(), variables, &places::current_directory()?)
 }
@@ -262,8 +262,8 @@ fn workspace(typed: Option<&Path>, variables: Variables<'_>, cwd: &Path) -> Resu
     match typed {
         None => Ok(cwd.to_path_buf()),
         Some(dir) => {
-            // A relative path goes to the kernel as it is: `..` beyond a link is
-            // where the kernel says.
+            // The kernel resolves a relative path as it is: `..` after a link is the parent of the
+            // target.
             let starts_at_home = dir.as_os_str().as_encoded_bytes().starts_with(b"~");
             let dir =
                 if starts_at_home { places::expand(dir, &|| places::home(variables), cwd)? } else { dir.to_path_buf() };
@@ -272,10 +272,10 @@ fn workspace(typed: Option<&Path>, variables: Variables<'_>, cwd: &Path) -> Resu
     }
 }
 
-/// A session by its id or its bare name: `work` means `ses_work`.
+/// Parses the id or the bare name of a session: `work` means `ses_work`.
 ///
 /// # Errors
-/// When it holds anything but letters, digits, `-` and `_`.
+/// [`Failure`] if it contains anything but letters, digits, `-` and `_`.
 pub fn session(name: &str) -> Result<SessionId, Failure> {
     let id = if name.starts_with("ses_") { name.to_owned() } else { format!("ses_{name}") };
     SessionId::try_from(id).map_err(|_| {
@@ -296,10 +296,10 @@ fn session_of_environment(variables: Variables<'_>) -> Result<Option<SessionId>,
     }
 }
 
-/// Grants as a person types them, one by one.
+/// Parses grants as a user types them, one by one.
 ///
 /// # Errors
-/// When one is no grant, or names no object.
+/// [`Failure`] if one is not a grant, or does not name an object.
 pub fn grants(
     typed: &[OsString],
     variables: Variables<'_>,
@@ -320,9 +320,9 @@ pub fn grants(
     Ok(all)
 }
 
-/// The grants to connect to what a person names: hosts, or a shipped group of
-/// them. `said` is all that was typed. From here on there is the list alone: what a name
-/// stands for may change, what was agreed to does not.
+/// Returns the grants to connect to named hosts, or to a shipped group of hosts. `said` is the
+/// whole argument. From here on only the list of hosts counts: a later change of a group does not
+/// change an approval.
 fn connects(said: &str, hosts: &str) -> Result<Vec<Grant>, Failure> {
     const HINT: &str = "for example --grant 'connect pypi.org:443', 'connect *.example.com' or @pypi";
     let no_grant = |why: &dyn std::fmt::Display| {
@@ -336,10 +336,9 @@ fn connects(said: &str, hosts: &str) -> Result<Vec<Grant>, Failure> {
     Ok(entry.patterns().iter().cloned().map(Grant::Connect).collect())
 }
 
-/// A grant as a person types it: `~` and relative paths resolved, links
-/// followed, programs looked up, so that it names an object (L5). A link inside
-/// the workspace may have been put there by an earlier command: where one leads
-/// out, the person must name the place itself.
+/// Parses a grant as a user types it. Resolves `~`, relative paths and links, and looks programs
+/// up, so that the grant names an object (L5). An earlier command may have created a link inside
+/// the workspace. If such a link leads out of it, the user must name the target itself.
 fn grant(typed: &OsStr, variables: Variables<'_>, cwd: &Path, workspace: &Path) -> Result<Grant, Failure> {
     const HINT: &str = "for example --grant 'write ~/.cache/pip' or --grant 'connect pypi.org:443'";
     let raw = RawText::from(typed);
@@ -378,7 +377,7 @@ fn grant(typed: &OsStr, variables: Variables<'_>, cwd: &Path, workspace: &Path) 
     parsed(&format!("{word} {}", path.escaped_reversibly()))
 }
 
-/// A program in `PATH`, as execvp(3) would find it.
+/// Finds a program in `PATH`, as execvp(3) does.
 fn search(program: &Path, variables: Variables<'_>) -> Result<PathBuf, Failure> {
     let path = variables("PATH").unwrap_or_default();
     std::env::split_paths(&path)

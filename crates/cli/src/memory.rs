@@ -1,5 +1,5 @@
-//! Remembered answers, opened when somebody asks: most runs remember nothing
-//! and should not pay for a database.
+//! Remembered answers, opened at the first use: most runs remember nothing and should not pay for a
+//! database.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use stockade_engine::seams::{Memory, MemoryError, Standing};
 use stockade_model::SessionId;
 use stockade_store::Store;
 
-/// The store at a path, opened at the first look, made at the first answer.
+/// Store at a path. Opened at the first lookup, created at the first answer.
 #[derive(Debug)]
 pub struct LateMemory {
     path: PathBuf,
@@ -19,12 +19,12 @@ pub struct LateMemory {
 }
 
 impl LateMemory {
-    /// The memory that lies, or will lie, at `path`.
+    /// Memory in the store at `path`, which need not exist yet.
     pub fn new(path: PathBuf) -> Self {
         Self { path, open: Mutex::new(None) }
     }
 
-    /// Opens and makes the store.
+    /// Opens the store, and creates it if needed.
     fn opened(&self) -> Result<StoreMemory, MemoryError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(memory) = open.as_ref() {
@@ -34,8 +34,8 @@ impl LateMemory {
         Ok(open.insert(StoreMemory::new(Arc::new(store))).clone())
     }
 
-    /// Opens the store, where there is one. Where that cannot be told, opening
-    /// says why.
+    /// Opens the store if it exists. If its existence cannot be determined, the open reports the
+    /// reason.
     fn existing(&self) -> Result<Option<StoreMemory>, MemoryError> {
         if self.path.try_exists().is_ok_and(|exists| !exists) { Ok(None) } else { self.opened().map(Some) }
     }

@@ -1,5 +1,5 @@
-//! Tells whoever the person configured what becomes of sandboxes that last: a program of
-//! the host, or a webhook. Nothing depends on whether they hear it; each has a time.
+//! Notifies the configured program or webhook of events of persistent sandboxes. A failure has no
+//! effect on the sandbox; each delivery has a time-out.
 
 use std::fs;
 use std::io::{self, Write};
@@ -16,61 +16,61 @@ use stockade_policy::{NotifyOn, NotifySettings};
 use crate::command::now_ms;
 use crate::failure::Failure;
 
-/// How long each that is told has.
+/// Time-out for each delivery.
 const WITHIN: Duration = Duration::from_secs(10);
-/// The file of a sandbox that says whom to tell.
+/// File of a sandbox with its notification settings.
 const KEPT: &str = "notify.json";
-/// How much of it is read, in bytes.
+/// Largest size of that file, in bytes.
 const KEPT_BYTES_MAX: u64 = 1 << 20;
-/// How soon a program is looked at again.
+/// Interval between two checks whether the program has exited.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// What is told. Public API.
+/// A notification. Public API.
 #[derive(Debug, Serialize)]
 pub struct Notice<'a> {
-    /// Its form.
+    /// Schema of the notification.
     schema: &'static str,
-    /// When, in milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     time_ms: u64,
-    /// Of what: `limit`, `lost`, `ended`.
+    /// The event: `limit`, `lost`, `ended`.
     what: &'static str,
-    /// Which sandbox.
+    /// The sandbox.
     sandbox: &'a SandboxId,
-    /// What its maker knows it by.
+    /// Labels that the creator of the sandbox has set.
     labels: &'a Labels,
-    /// The limit, or why it is over.
+    /// The limit, or the reason for the end.
     why: String,
 }
 
 impl<'a> Notice<'a> {
-    /// Of one sandbox, now.
+    /// Creates a notification of one sandbox, with the current time.
     pub fn new(what: NotifyOn, record: &'a SandboxRecord, why: impl Into<String>) -> Self {
         let (sandbox, labels) = (&record.id, &record.spec.labels);
         Self { schema: "stockade.notice.v1", time_ms: now_ms(), what: what.as_str(), sandbox, labels, why: why.into() }
     }
 }
 
-/// Keeps whom to tell beside what a sandbox keeps, for its keeper: that has no environment
-/// by which it would find the configuration.
+/// Stores the settings beside the files of a sandbox, for its supervisor: that process has no
+/// environment to find the configuration with.
 ///
 /// # Errors
-/// When it cannot be written.
+/// [`io::Error`] if the file cannot be written.
 pub fn keep(settings: &NotifySettings, directory: &Path) -> io::Result<()> {
     fs::write(directory.join(KEPT), serde_json::to_vec(settings)?)
 }
 
-/// Whom to tell, as it was kept; nobody where nothing was.
+/// Reads the stored settings; `None` if there are none.
 pub fn kept(directory: &Path) -> Option<NotifySettings> {
     let (text, _) = stockade_exchange::read(&directory.join(KEPT), KEPT_BYTES_MAX).ok()?;
     serde_json::from_slice(&text).inspect_err(|error| tracing::warn!(%error, "nobody is told")).ok()
 }
 
-/// As a notice says a limit that was passed.
+/// Describes an exceeded limit for a notification.
 pub fn breach(denial: &Denial) -> String {
     format!("{}: {}", denial.object.escaped(), denial.rule)
 }
 
-/// Tells of every limit that a command passed; whom, is asked for where there is one.
+/// Notifies of every limit that a command exceeded. The settings are read only if there is one.
 pub fn tell_breaches(whom: impl Fn() -> Option<NotifySettings>, record: &SandboxRecord, outcome: &Outcome) {
     let denials = outcome.attempts.iter().flat_map(|attempt| &attempt.denials);
     for denial in denials.filter(|denial| denial.operation == Operation::Limit) {
@@ -78,12 +78,12 @@ pub fn tell_breaches(whom: impl Fn() -> Option<NotifySettings>, record: &Sandbox
     }
 }
 
-/// Tells whoever wants to know; whoever cannot be told is complained of.
+/// Delivers a notification if the settings ask for its event, and reports a failed delivery.
 pub fn tell(settings: Option<&NotifySettings>, notice: &Notice<'_>) {
     let Some(settings) = settings.filter(|settings| settings.on.iter().any(|on| on.as_str() == notice.what)) else {
         return;
     };
-    // Of these parts none can fail to be JSON.
+    // None of these fields can fail to serialize.
     let Ok(body) = serde_json::to_vec(notice) else { return };
     let complain = |whom: &str, why: String| {
         let what = format!("{whom} was not told that {} is {}: {why}", notice.sandbox, notice.what);
@@ -102,13 +102,14 @@ pub fn tell(settings: Option<&NotifySettings>, notice: &Notice<'_>) {
     }
 }
 
-/// Runs a program of the host with this on its standard input.
+/// Runs a program of the host with this standard input.
 fn run(program: &str, arguments: &[String], input: &[u8]) -> Result<(), String> {
     #[expect(clippy::disallowed_methods, reason = "the person's own configuration names it, and no command does")]
     let mut command = Command::new(program);
     command.args(arguments).current_dir("/").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| format!("it cannot be started: {error}"))?;
-    // Less than a pipe holds, so this waits for nobody; one that does not read it is no failure.
+    // The input is shorter than the capacity of a pipe, so the write does not block. A program that
+    // does not read it is no failure.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(input));
     wait(&mut child)
 }

@@ -1,42 +1,42 @@
-//! What of a command's output reaches the person's terminal: all but what writes or reads
-//! the clipboard, or has one terminal hand another text that nobody looks at (xterm's
-//! ctlseqs; the manuals of kitty, iTerm2 and tmux). Whoever pastes would paste what a command
-//! has put there. Knows nothing of what else is shown.
+//! Filter for output that reaches the user's terminal. It drops sequences that write or read the
+//! clipboard, and sequences that pass text through to another terminal unseen (xterm's ctlseqs; the
+//! manuals of kitty, iTerm2 and tmux). Otherwise a user could paste text that a command has put
+//! into the clipboard. The filter does not depend on other parts of the screen.
 
 use std::borrow::Cow;
 use std::mem;
 
-/// Operating system commands that have to do with the clipboard, or may.
+/// Operating system commands that access the clipboard, or may do so.
 const CLIPBOARD: [u32; 3] = [52, 5522, 1337];
-/// What begins a device string that tmux(1) hands on.
+/// Start of a device control string that tmux(1) passes through.
 const HANDED_ON: &[u8] = b"tmux;";
-/// The longest beginning of a string that is looked at, in bytes.
+/// Longest start of a string that is examined, in bytes.
 const BEGINNING_BYTES: usize = 16;
 const ESCAPE: u8 = 0x1b;
 const BELL: u8 = 0x07;
 const CANCEL: u8 = 0x18;
 const SUBSTITUTE: u8 = 0x1a;
 
-/// Where in a sequence the output is.
+/// Position of the output within a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Place {
     #[default]
     Plain,
-    /// Behind an escape, which is held.
+    /// After an escape, which is held back.
     Escape,
-    /// In the number of an operating system command, which is held.
+    /// In the number of an operating system command, which is held back.
     Number,
-    /// At the beginning of a device string, which is held.
+    /// At the start of a device control string, which is held back.
     Device,
     /// In a string that passes.
     Text,
-    /// In one that does not.
+    /// In a string that is dropped.
     Dropped,
-    /// In such a one, behind an escape.
+    /// In a dropped string, after an escape.
     DroppedEscape,
 }
 
-/// Lets output pass, however it is cut.
+/// Filters output, however it is split.
 #[derive(Debug, Default)]
 pub struct Passed {
     place: Place,
@@ -44,7 +44,7 @@ pub struct Passed {
 }
 
 impl Passed {
-    /// What of the next bytes passes.
+    /// Returns the part of the next bytes that passes.
     pub fn of<'a>(&mut self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
         if self.place == Place::Plain && !bytes.contains(&ESCAPE) {
             return Cow::Borrowed(bytes);
@@ -56,7 +56,7 @@ impl Passed {
         Cow::Owned(out)
     }
 
-    /// Whether the byte was taken; otherwise it belongs to what comes next.
+    /// Returns whether the byte was consumed; otherwise it belongs to the next state.
     fn take(&mut self, byte: u8, out: &mut Vec<u8>) -> bool {
         match (self.place, byte) {
             (Place::Plain | Place::Text, ESCAPE) => self.hold(byte, Place::Escape),
@@ -85,7 +85,7 @@ impl Passed {
             (Place::Dropped, ESCAPE) => self.place = Place::DroppedEscape,
             (Place::Dropped, _) => {}
             (Place::DroppedEscape, _) => {
-                // Whatever else comes cuts the string off.
+                // Any other byte after the escape ends the string.
                 self.hold(ESCAPE, Place::Escape);
                 return false;
             }
@@ -98,7 +98,7 @@ impl Passed {
         self.place = place;
     }
 
-    /// At the end of what is looked at.
+    /// Drops or passes the examined start of a string.
     fn decide(&mut self, drops: bool, out: &mut Vec<u8>) -> bool {
         let mut held = mem::take(&mut self.held);
         if drops {
@@ -133,7 +133,7 @@ mod tests {
         check("a\x1bPtmux;\x1b\x1b]52;c;eA==\x07\x1b\\b", "a\x1b\x1b\\b");
         check("a\x1bP\x1b]52;c;eA==\x07\x1b\\b", "a\x1bP\x1b\\b");
         check("a\x1b\x1b]52;c;eA==\x07b", "a\x1bb");
-        // What is cut off is no more than that.
+        // An unfinished sequence is dropped, and nothing more.
         check("a\x1b]52;c\x1b[31mb\x1b]52;c\x18d", "a\x1b[31mbd");
         check("a\x1b]52", "a");
     }

@@ -1,5 +1,5 @@
-//! Where things are: the person's home, Stockade's own state, the current
-//! directory, the workspace. Looks at the machine; knows nothing of arguments.
+//! Locations: the user's home, Stockade's own state, the current directory, the workspace. Reads
+//! the machine; knows nothing of arguments.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,24 +12,23 @@ use stockade_policy::trust::{PathStep, StepObject, require_trusted_path, trace_p
 
 use crate::failure::{Failure, quoted};
 
-/// The largest `/etc/passwd` that is read, in bytes.
+/// Largest part of `/etc/passwd` that is read, in bytes.
 const PASSWD_LIMIT_BYTES: u64 = 8 << 20;
 
-/// The user who logged in, whatever became of the process since (proc(5)).
+/// The user id of the login, which later changes of the process's ids do not affect (proc(5)).
 const LOGIN_UID_FILE: &str = "/proc/self/loginuid";
 
 /// Name of the store's file of anchors in the state directory.
 pub const ANCHORS_FILE: &str = "anchors.db";
 
-/// Reads a variable of the caller's environment.
+/// Function that reads a variable of the caller's environment.
 pub type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// The person's home: `HOME` where it is an absolute path of a directory,
-/// otherwise what `/etc/passwd` says of the user (there is no getpwuid in a
-/// static program).
+/// Returns the user's home: `HOME` if it is the absolute path of a directory, otherwise the entry
+/// of the user in `/etc/passwd` (a static program has no getpwuid).
 ///
 /// # Errors
-/// When neither gives a directory.
+/// [`Failure`] if neither is a directory.
 pub fn home(variables: Variables<'_>) -> Result<PathBuf, Failure> {
     let usable = |path: &PathBuf| path.is_absolute() && path.is_dir();
     if let Some(path) = variables("HOME").map(PathBuf::from).filter(usable) {
@@ -43,7 +42,7 @@ pub fn home(variables: Variables<'_>) -> Result<PathBuf, Failure> {
     })
 }
 
-/// The sixth field of the first line whose third is `uid` (passwd(5)).
+/// Returns the sixth field of the first line whose third is `uid` (passwd(5)).
 fn home_in_passwd(passwd: &[u8], uid: u32) -> Option<PathBuf> {
     passwd
         .split(|&b| b == b'\n')
@@ -52,9 +51,9 @@ fn home_in_passwd(passwd: &[u8], uid: u32) -> Option<PathBuf> {
         .map(|fields| PathBuf::from(OsString::from_vec(fields[5].to_vec())))
 }
 
-/// The homes of the person besides `HOME`, by the user database: of the user that this
-/// process acts for, and of the one that logged in or called `sudo` or `pkexec`. Variables
-/// are heard because they can only add: what lies in these homes is hidden from runs.
+/// Returns the homes of the user besides `HOME`, from the user database. They are the homes of this
+/// process's user, of the login user, and of the caller of `sudo` or `pkexec`. Variables are
+/// trusted here because they can only add homes: their protected files are hidden from runs.
 fn other_homes(variables: Variables<'_>) -> Vec<PathBuf> {
     let number = |name: &str| variables(name)?.to_str()?.parse::<u32>().ok();
     let login = fs::read_to_string(LOGIN_UID_FILE).ok().and_then(|text| text.trim().parse().ok());
@@ -66,9 +65,9 @@ fn other_homes(variables: Variables<'_>) -> Vec<PathBuf> {
     homes_of(&passwd, &users)
 }
 
-/// The homes of these users that exist, without links, each once.
+/// Returns the homes of these users that exist, without links, each once.
 fn homes_of(passwd: &[u8], users: &[u32]) -> Vec<PathBuf> {
-    // A process that nobody logged in for has the highest number, which no user has.
+    // A process without a login has the highest number, which no user has.
     let homes = users.iter().filter(|&&user| user != u32::MAX).filter_map(|&user| home_in_passwd(passwd, user));
     let mut homes: Vec<PathBuf> =
         homes.filter(|home| home.is_absolute()).filter_map(|home| home.canonicalize().ok()).collect();
@@ -84,11 +83,11 @@ fn read_bounded(path: &Path, limit_bytes: u64) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Where configuration and state are: the usual places, which the XDG variables
-/// may move.
+/// Returns the locations of configuration and state: the standard ones, which the XDG variables may
+/// change.
 ///
 /// # Errors
-/// When the home directory is not known.
+/// [`Failure`] if the home directory is not known.
 pub fn sources(workspace: Option<&Path>, variables: Variables<'_>) -> Result<Sources, Failure> {
     let home = home(variables)?;
     // Rules and profiles name objects, not the links that lead to them (L5).
@@ -99,17 +98,17 @@ pub fn sources(workspace: Option<&Path>, variables: Variables<'_>) -> Result<Sou
     Ok(Sources { other_homes, ..Sources::standard(&home, config.as_deref(), state.as_deref(), workspace) })
 }
 
-/// Stockade's own directory for what it remembers and records. The path only;
-/// see [`State::open`].
+/// Returns the path of Stockade's state directory. [`State::open`] creates and checks it.
 ///
 /// # Errors
-/// When the home directory is not known.
+/// [`Failure`] if the home directory is not known.
 pub fn state_path(variables: Variables<'_>) -> Result<PathBuf, Failure> {
     Ok(sources(None, variables)?.state_directory)
 }
 
-/// The directories of Stockade's own files: configuration of each layer, and the state. Those
-/// that a link leads to are there by both names. Empty where the home directory is not known.
+/// Returns the directories of Stockade's own files: the configuration of each layer, and the state.
+/// Includes the canonical path of each that is reached through a link. Empty if the home directory
+/// is not known.
 pub fn own_directories(variables: Variables<'_>) -> Vec<PathBuf> {
     let Ok(sources) = sources(None, variables) else { return Vec::new() };
     let files = [&sources.managed_file, &sources.system_file, &sources.user_file];
@@ -121,29 +120,29 @@ pub fn own_directories(variables: Variables<'_>) -> Vec<PathBuf> {
     own
 }
 
-/// Makes the person's directory for configuration of programs (0700) where the home has none:
-/// a run cannot make it, because Stockade's own would lie in it.
+/// Creates the user's directory for the configuration of programs (0700) if the home has none. A
+/// run cannot create it, because Stockade's own directory would be in it.
 pub fn make_configuration_directory(sources: &Sources) {
     let own = rustix::process::geteuid().as_raw();
     let is_own_home = fs::metadata(&sources.home).is_ok_and(|home| home.uid() == own);
     let above = sources.user_file.parent().and_then(Path::parent);
     if let Some(directory) = above.filter(|directory| is_own_home && directory.parent() == Some(&sources.home)) {
-        // Where it is there, or cannot be made, everything goes on as before.
+        // If it exists or cannot be created, nothing changes.
         let _ = fs::DirBuilder::new().mode(0o700).create(directory);
     }
 }
 
-/// The state directory, made and checked.
+/// The state directory, created and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     root: PathBuf,
 }
 
 impl State {
-    /// Makes the directory where it is missing (0700) and resolves it.
+    /// Creates the directory if it is missing (0700), and resolves it.
     ///
     /// # Errors
-    /// When it cannot be made, belongs to somebody else or is open to others.
+    /// [`Failure`] if it cannot be created, belongs to another user or is open to others.
     pub fn open(path: &Path) -> Result<Self, Failure> {
         let cannot = |e: std::io::Error| {
             Failure::new(format!("cannot use the state directory {}: {e}", quoted(path)))
@@ -170,65 +169,65 @@ impl State {
         Ok(Self { root })
     }
 
-    /// Where the record is kept.
+    /// Directory of the audit log.
     pub fn audit(&self) -> PathBuf {
         self.root.join("audit")
     }
 
-    /// Where it is noted how far the audit log reached.
+    /// File of the anchors of the audit log.
     pub fn anchors(&self) -> PathBuf {
         self.root.join(ANCHORS_FILE)
     }
 
-    /// Where staged writes wait.
+    /// Directory of staged writes.
     pub fn stages(&self) -> PathBuf {
         self.root.join("stages")
     }
 
-    /// Where the caches of tools are, as runs of each workspace have them.
+    /// Directory of the tools' caches, as the runs of each workspace see them.
     pub fn caches(&self) -> PathBuf {
         self.root.join("caches")
     }
 
-    /// Where it is kept what runs changed.
+    /// Directory of the backups for undo.
     pub fn undo(&self) -> PathBuf {
         self.root.join("undo")
     }
 
-    /// Where detached runs are.
+    /// Directory of detached runs.
     pub fn runs(&self) -> PathBuf {
         self.root.join("runs")
     }
 
-    /// Where warm sessions are.
+    /// Directory of warm sessions.
     pub fn sessions(&self) -> PathBuf {
         self.root.join("sessions")
     }
 
-    /// Where sandboxes that last are.
+    /// Directory of persistent sandboxes.
     pub fn sandboxes(&self) -> PathBuf {
         self.root.join("sandboxes")
     }
 
-    /// True the first time this is asked, for this user: what is worth saying
-    /// once was not said before. Where that cannot be noted it counts as said.
+    /// Returns true at the first call for this user and this message, so that a message is shown
+    /// only once. Returns false if that cannot be recorded.
     pub fn is_first_time(&self, what: &str) -> bool {
         fs::File::create_new(self.root.join(format!("said-{what}"))).is_ok()
     }
 
-    /// What sessions have spent on opinions.
+    /// Directory of the reviewer budgets that sessions have spent.
     pub fn reviews(&self) -> PathBuf {
         self.root.join("reviews")
     }
 
-    /// Where answers are remembered.
+    /// File of remembered answers.
     pub fn approvals(&self) -> PathBuf {
         self.root.join("approvals.db")
     }
 }
 
-/// Refuses a directory of Stockade's on whose way a link leads to something that does not
-/// exist: another program could choose later what that will be.
+/// Refuses a directory of Stockade if a dangling link is on its path: another program could choose
+/// the target later.
 fn refuse_dangling_link(path: &Path) -> Result<(), Failure> {
     let steps = trace_path(path).steps;
     let dangling = steps.iter().find(|step| step.object == StepObject::Missing && step.link.is_some());
@@ -238,23 +237,21 @@ fn refuse_dangling_link(path: &Path) -> Result<(), Failure> {
         .hint("remove the link, or make its target yourself"))
 }
 
-/// A path that may not exist yet, as canonical as it can be: its longest
-/// existing part is resolved, the rest is appended.
+/// Resolves the longest existing part of a path and appends the rest, so a path need not exist.
 pub fn canonical_prefix(path: &Path) -> PathBuf {
     for ancestor in path.ancestors() {
         if let (Ok(real), Ok(rest)) = (ancestor.canonicalize(), path.strip_prefix(ancestor)) {
-            // Joining nothing would add a slash.
+            // Joining an empty path would add a slash.
             return if rest.as_os_str().is_empty() { real } else { real.join(rest) };
         }
     }
     path.to_path_buf()
 }
 
-/// The current directory, as the kernel names it (getcwd(2)), never as `PWD`
-/// claims.
+/// Returns the current directory as the kernel names it (getcwd(2)), never as `PWD` claims.
 ///
 /// # Errors
-/// When it was removed, lies outside the root, or is procfs.
+/// [`Failure`] if it was removed, is outside the root, or is procfs.
 pub fn current_directory() -> Result<PathBuf, Failure> {
     let cwd = std::env::current_dir().map_err(|e| {
         Failure::new(format!("the current directory cannot be named: {e}")).hint("cd to a directory that exists")
@@ -262,11 +259,11 @@ pub fn current_directory() -> Result<PathBuf, Failure> {
     real_directory(&cwd, "the current directory")
 }
 
-/// `path` resolved, where it is a directory that a name leads to for everybody:
-/// `/proc/self/fd/3` is another directory for each process that reads it.
+/// Resolves `path` if it is a directory with the same meaning for every process. `/proc/self/fd/3`
+/// is another directory for each process that reads it.
 ///
 /// # Errors
-/// When it is not such a directory. `what` names it in the message.
+/// [`Failure`] if it is not such a directory. `what` names it in the message.
 pub fn real_directory(path: &Path, what: &str) -> Result<PathBuf, Failure> {
     let refuse = |why: &str| {
         Failure::new(format!("{what} {} {why}", quoted(path))).hint("name a directory by its ordinary path")
@@ -284,8 +281,8 @@ pub fn real_directory(path: &Path, what: &str) -> Result<PathBuf, Failure> {
     Ok(real)
 }
 
-/// What holds the system: not to be written in by a run, whoever its user is. Neither is
-/// what is around it.
+/// Directories of the system: no run may write in them, whichever user runs it, nor in directories
+/// around them.
 const SYSTEM: [&str; 18] = [
     "/etc",
     "/boot",
@@ -307,11 +304,10 @@ const SYSTEM: [&str; 18] = [
     "/run/systemd",
 ];
 
-/// Refuses a directory that holds the system, or lies in it, as one that commands may
-/// write in.
+/// Refuses a writable directory that contains a system directory or is inside one.
 ///
 /// # Errors
-/// Where it is one; `what` names it in the message.
+/// [`Failure`] in that case; `what` names the directory in the message.
 pub fn refuse_system(directory: &Path, what: &str) -> Result<(), Failure> {
     let real = |path: &str| Path::new(path).canonicalize().unwrap_or_else(|_| path.into());
     match SYSTEM.iter().map(|path| real(path)).find(|own| own.starts_with(directory) || directory.starts_with(own)) {
@@ -324,11 +320,12 @@ pub fn refuse_system(directory: &Path, what: &str) -> Result<(), Failure> {
     }
 }
 
-/// Refuses a directory that is another user's: what works in it for the caller may have
-/// more rights there than the caller.
+/// Refuses a directory of another user: a program that works in it for the caller may have more
+/// rights there than the caller.
 ///
 /// # Errors
-/// Where it is, or cannot be looked at; `what` names it in the message.
+/// [`Failure`] if the owner is another user or cannot be read; `what` names the directory in the
+/// message.
 pub fn demand_own(directory: &Path, what: &str) -> Result<(), Failure> {
     let user = rustix::process::geteuid().as_raw();
     let owner = directory.metadata()?.uid();
@@ -339,17 +336,16 @@ pub fn demand_own(directory: &Path, what: &str) -> Result<(), Failure> {
         .hint("name a directory of your own, or copy it"))
 }
 
-/// True beneath `/proc` and for the links to it in `/dev`.
+/// Returns true for paths beneath `/proc` and for the links to it in `/dev`.
 fn is_process_local(path: &Path) -> bool {
     ["/proc", "/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr"].iter().any(|p| path.starts_with(p))
 }
 
-/// `~`, `~/x`, relative and absolute paths, as a person types them, to an
-/// absolute one without `.` and `..`. `..` is resolved by the name alone, as
-/// shells do for `cd`.
+/// Expands `~`, `~/x`, relative and absolute paths, as a user types them, to an absolute path
+/// without `.` and `..`. `..` is resolved by the name alone, as shells do for `cd`.
 ///
 /// # Errors
-/// For `~other`, which would need the user database.
+/// [`Failure`] for `~other`, which would need the user database.
 pub fn expand(typed: &Path, home: &dyn Fn() -> Result<PathBuf, Failure>, cwd: &Path) -> Result<PathBuf, Failure> {
     let mut components = typed.components();
     let start = match components.next() {
@@ -460,7 +456,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink("/proc/self/cwd", &link).unwrap();
-        // The link's target is resolved here and now, to what it meant to us.
+        // The target is resolved in this process, so the result is its own directory.
         assert_eq!(real_directory(&link, "it").ok(), std::env::current_dir().unwrap().canonicalize().ok());
         assert!(real_directory(dir.path(), "it").is_ok());
     }

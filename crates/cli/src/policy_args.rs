@@ -1,4 +1,4 @@
-//! What was typed behind `stockade policy`. Types only, like `args`.
+//! Arguments of `stockade policy`. Types only, like `args`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,26 +14,25 @@ use crate::args::{Subject, approval_mode, duration};
 pub enum PolicyCommand {
     /// Check the configuration in force, or files, without running anything.
     Check(PolicyCheckArgs),
-    /// Show what is decided and what every rule says of it; without a subject,
-    /// every setting and where it comes from.
+    /// Show the decision and the result of every rule; without a subject, every setting and its
+    /// origin.
     #[command(
         override_usage = "stockade policy explain [OPTIONS] [-- CMD [ARG]...]\n       stockade policy explain [OPTIONS] -c SCRIPT\n       stockade policy explain [OPTIONS] --call 'NAME {...}' | --file 'write PATH' | --host HOST[:PORT]"
     )]
     Explain(PolicyExplainArgs),
     /// Run files of examples against the configuration in force.
     Test(PolicyTestArgs),
-    /// Lay configuration files out; comments stay.
+    /// Format configuration files; comments stay.
     Fmt(PolicyFmtArgs),
     /// Print the decision matrix of a profile.
     Table(PolicyTableArgs),
-    /// List the shipped groups of hosts, `@pypi` and the like.
+    /// List the shipped groups of hosts, such as `@pypi`.
     Groups(PolicyGroupsArgs),
-    /// Decide the requests of the record again, and show which decisions change.
+    /// Decide the requests of the audit log again, and show which decisions change.
     Replay(PolicyReplayArgs),
-    /// Bring the rules of another tool here.
+    /// Import the rules of another tool.
     Import(PolicyImportArgs),
-    /// Turn what a session was given into the smallest profile that would have
-    /// let it pass.
+    /// Suggest the smallest profile that would have allowed the grants of a session.
     Suggest(PolicySuggestArgs),
     /// Write the smallest rule for a command or a host, as an answer `always` would.
     #[command(
@@ -48,7 +47,7 @@ pub struct PolicyCheckArgs {
     /// The workspace whose project file counts [default: the current directory].
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
-    /// Whose file each FILE would be.
+    /// The layer that each FILE belongs to.
     #[arg(long, value_enum, value_name = "LAYER", default_value = "user")]
     pub layer: LayerArg,
     /// Files to check by themselves, instead of the configuration in force.
@@ -62,13 +61,13 @@ pub struct PolicyExplainArgs {
     /// Answer as one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// Decide with these powers in mind.
+    /// The profile to decide with.
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
     /// The directory that may be written [default: the current one].
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
-    /// When one would ask, as for `run`.
+    /// The approval mode, as for `run`.
     #[arg(long, value_name = "M", value_parser = approval_mode)]
     pub mode: Option<ApprovalMode>,
     /// The session.
@@ -86,7 +85,7 @@ pub struct PolicyExplainArgs {
     /// A connection, e.g. pypi.org:443.
     #[arg(long, value_name = "HOST", group = "subject")]
     pub host: Option<String>,
-    /// A patch whose files are judged one by one; `-` for standard input.
+    /// A patch, each of whose files is decided on; `-` for standard input.
     #[arg(long, value_name = "FILE", group = "subject")]
     pub patch: Option<PathBuf>,
     /// The command.
@@ -100,10 +99,10 @@ pub struct PolicyTestArgs {
     /// The workspace [default: the current directory].
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
-    /// Test this file in the place of your own configuration.
+    /// Test this file in place of your own configuration.
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
-    /// Fail where fewer than this many of a hundred rules are reached.
+    /// Fail if fewer than this percentage of the rules is reached.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub coverage: Option<u8>,
     /// Files of examples.
@@ -114,10 +113,10 @@ pub struct PolicyTestArgs {
 /// `stockade policy fmt`.
 #[derive(Args, Debug)]
 pub struct PolicyFmtArgs {
-    /// Change nothing; fail where something would change.
+    /// Change nothing; fail if a file would change.
     #[arg(long)]
     pub check: bool,
-    /// Files to lay out [default: your own configuration].
+    /// Files to format [default: your own configuration].
     #[arg(value_name = "FILE")]
     pub files: Vec<PathBuf>,
 }
@@ -144,7 +143,7 @@ pub struct PolicyGroupsArgs {
 /// `stockade policy replay`.
 #[derive(Args, Debug)]
 pub struct PolicyReplayArgs {
-    /// The file to try in the place of your own configuration.
+    /// The file to try in place of your own configuration.
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
     /// Only requests of this session.
@@ -153,7 +152,7 @@ pub struct PolicyReplayArgs {
     /// Only requests not older than this, e.g. `2h`.
     #[arg(long, value_name = "T", value_parser = duration)]
     pub since: Option<Duration>,
-    /// Fail where a decision changes.
+    /// Fail if a decision changes.
     #[arg(long)]
     pub fail_on_change: bool,
     /// Answer as one JSON object a line.
@@ -164,14 +163,14 @@ pub struct PolicyReplayArgs {
 /// `stockade policy import`.
 #[derive(Args, Debug)]
 pub struct PolicyImportArgs {
-    /// Whose rules they are.
+    /// The tool that the rules come from.
     #[arg(long, value_enum, value_name = "TOOL")]
     pub from: ToolArg,
     /// Write the rules to this new file instead of standard output.
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// The tool's files. Where the place of a copy does not show whose it is,
-    /// write `user=FILE`, `project=FILE`, `extension=FILE` or `admin=FILE`.
+    /// The tool's files. If the location of a copy does not show its layer, write `user=FILE`,
+    /// `project=FILE`, `extension=FILE` or `admin=FILE`.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
 }
@@ -194,8 +193,8 @@ pub struct PolicySuggestArgs {
     /// The workspace it ran in [default: that of its requests].
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
-    /// Let a directory take the place of three or more of its files, and show
-    /// what that would newly allow.
+    /// Replace three or more files of a directory by the directory, and show what that would newly
+    /// allow.
     #[arg(long)]
     pub generalise: bool,
 }
@@ -203,18 +202,17 @@ pub struct PolicySuggestArgs {
 /// `stockade policy amend`.
 #[derive(Args, Debug)]
 pub struct PolicyAmendArgs {
-    /// What becomes of it.
+    /// The effect of the rule.
     #[arg(long, value_parser = verdict, value_name = "EFFECT", default_value = "allow")]
     pub effect: Verdict,
-    /// A power that comes with an `allow`, e.g. 'connect pypi.org:443' or @npm; with
-    /// `--host` a secret for one of these, e.g. 'secret github to ghe.example.com:443';
-    /// may be repeated.
+    /// A grant that comes with an `allow`, e.g. 'connect pypi.org:443' or @npm; with `--host` a
+    /// secret for one of these hosts, e.g. 'secret github to ghe.example.com:443'; may be repeated.
     #[arg(long = "grant", value_name = "G")]
     pub grants: Vec<OsString>,
-    /// A host and port that the rule is about, instead of a command; may be repeated.
+    /// A host and port that the rule is for, instead of a command; may be repeated.
     #[arg(long = "host", value_name = "HOST:PORT", conflicts_with = "subject")]
     pub hosts: Vec<String>,
-    /// Write it; without, it is only shown.
+    /// Write the rule; without this option it is only shown.
     #[arg(long)]
     pub write: bool,
     /// The file to write to [default: your own configuration].
@@ -228,15 +226,15 @@ pub struct PolicyAmendArgs {
 /// `--layer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LayerArg {
-    /// The administrator's.
+    /// The administrator's file.
     Managed,
-    /// The machine's.
+    /// The machine's file.
     System,
-    /// The person's.
+    /// The user's file.
     User,
-    /// The workspace's.
+    /// The workspace's file.
     Project,
-    /// A session's.
+    /// A session's file.
     Session,
 }
 

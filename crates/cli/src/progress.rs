@@ -1,25 +1,25 @@
-//! How far something long is: a line on the terminal, which goes when it is over.
+//! Progress of a long task: a line on the terminal, which is erased at the end.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// How often it is told.
+/// Shortest interval between two updates.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// The line. There is none where nobody watches.
+/// The progress line. Not shown if standard error is not a terminal.
 pub struct Progress {
     is_shown: bool,
     told: Option<Instant>,
 }
 
 impl Progress {
-    /// For whoever sits at the standard errors.
+    /// Creates a progress line for the terminal at standard error.
     pub fn new() -> Self {
         Self { is_shown: io::stderr().is_terminal(), told: None }
     }
 
-    /// Shows this in place of what was shown, unless that was a moment ago. It is our
-    /// own text alone, and shorter than a line.
+    /// Replaces the shown text, unless it was replaced a moment ago. The text is Stockade's own,
+    /// and shorter than a line.
     pub fn say(&mut self, text: impl FnOnce() -> String) {
         if self.is_shown && self.told.is_none_or(|told| told.elapsed() >= EVERY) {
             self.told = Some(Instant::now());
@@ -27,7 +27,7 @@ impl Progress {
         }
     }
 
-    /// Takes the line away.
+    /// Erases the line.
     pub fn clear(&mut self) {
         if self.told.take().is_some() {
             put("\r\u{1b}[K");
@@ -35,7 +35,7 @@ impl Progress {
     }
 }
 
-/// Nothing depends on it.
+/// Writes to standard error and ignores failures, because no result depends on the line.
 fn put(text: &str) {
     let mut out = io::stderr().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

@@ -1,8 +1,7 @@
-//! A terminal of the command's own, and the traffic between it and the person's:
-//! two objects, so that nothing the command does to its terminal is done to the
-//! person's. Keys go one way, what is shown the other, the size follows; the
-//! person's terminal is raw meanwhile and stands still while a question is put. The
-//! terminal of a run that lives on is its supervisor's instead.
+//! Gives the command a terminal of its own, and relays between it and the user's terminal. They are
+//! two objects, so the command's changes to its terminal do not affect the user's. Keys pass one
+//! way, output the other, and the size follows. Meanwhile the user's terminal is raw, and it is
+//! paused while a question is shown. The supervisor of a detached run relays its terminal instead.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -29,35 +28,35 @@ use crate::passed::Passed;
 use crate::screen::Screen;
 use crate::terminal::{self, Aside, Raw};
 
-/// Bytes taken at once, each way.
+/// Bytes read at once, each way.
 const CHUNK_BYTES: usize = 4096;
-/// The size of a terminal that nobody looks at.
+/// Size of a terminal without a viewer.
 const USUAL: Winsize = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
-/// How long what was shown last may take to reach the person.
+/// Time-out for the last output to reach the user.
 const SHOWN_WITHIN: Duration = Duration::from_secs(2);
-/// How often a process in the background looks whether it is still there.
+/// Interval between two checks of a background process whether it is in the foreground.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// See [`has_typed`].
 static TYPED: AtomicBool = AtomicBool::new(false);
 
-/// What a command's terminal is.
+/// Terminal that a command gets.
 #[derive(Debug)]
 pub enum Given {
-    /// One of its own in the place of every standard stream that is a terminal: it never
-    /// has the person's. None where no stream is one.
+    /// A terminal of its own in place of every standard stream that is a terminal; it never has the
+    /// user's. No terminal if no stream is one.
     Own,
-    /// One of its own in the place of all.
+    /// A terminal of its own in place of all streams.
     Seat,
-    /// This one; somebody else has its other end.
+    /// This terminal; another process has its other end.
     Held(OwnedFd),
 }
 
 impl Given {
-    /// A terminal of its own, in the place of all streams where that is `wanted`.
+    /// Returns a terminal of its own, in place of all streams if that is `wanted`.
     ///
     /// # Errors
-    /// Where it is wanted and there is no terminal to relay to.
+    /// [`Failure`] if it is wanted and there is no terminal to relay to.
     pub fn of(wanted: bool) -> Result<Self, Failure> {
         if !wanted {
             return Ok(Self::Own);
@@ -73,18 +72,17 @@ impl Given {
     }
 }
 
-/// Notes that something was written to the command of this process.
+/// Records that input was written to the command of this process.
 pub fn note_typed() {
     TYPED.store(true, Ordering::Relaxed);
 }
 
-/// Whether a person or a client wrote something to the command of this process.
+/// Returns whether a user or a client wrote input to the command of this process.
 pub fn has_typed() -> bool {
     TYPED.load(Ordering::Relaxed)
 }
 
-/// Whether a person sees what goes to standard output, and types what comes from
-/// standard input.
+/// Returns whether a user sees standard output, and types standard input.
 pub fn is_at_terminal() -> bool {
     let stdin = io::stdin();
     isatty(&stdin) && isatty(io::stdout()) && terminal::is_foreground_of(&stdin)
@@ -94,28 +92,28 @@ fn cannot(error: impl std::fmt::Display) -> Failure {
     Failure::new(format!("cannot make a terminal for the command: {error}"))
 }
 
-/// The command's terminal in the place of standard streams, until it is ended.
+/// The command's terminal in place of standard streams, until it ends.
 #[derive(Debug)]
 pub struct Relay {
-    /// What the streams are outside, where that is another thing.
+    /// The original streams that were replaced.
     outer: [Option<OwnedFd>; 3],
     person: Option<Person>,
 }
 
-/// The person's terminal, meanwhile.
+/// The user's terminal during the relay.
 #[derive(Debug)]
 struct Person {
-    /// Hung up when all that was shown has been.
+    /// Disconnected when all output has been shown.
     over: Receiver<()>,
 }
 
 impl Relay {
-    /// Makes the terminal where that is to be done, as the person's is, and begins;
-    /// `of_terminal` tells what becomes of that. `None` where no stream is a terminal, and
-    /// where not all are but it has to be `all` or none.
+    /// Creates the terminal if needed, with the modes of the user's, and starts the relay;
+    /// `of_terminal` reports changes of the user's terminal. Returns `None` if no stream is a
+    /// terminal, or if `all` is set and not all streams are terminals.
     ///
     /// # Errors
-    /// Out of terminals, descriptors or threads.
+    /// [`Failure`] if no terminals, descriptors or threads are left.
     pub fn begin(given: Given, of_terminal: Signals, all: bool) -> Result<Option<Self>, Failure> {
         let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let streams = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
@@ -125,7 +123,7 @@ impl Relay {
             Given::Own if !are.contains(&true) || all && are.contains(&false) => return Ok(None),
             given => {
                 let copy = |at: usize| streams[at].try_clone_to_owned().map(File::from).map_err(cannot);
-                // The keys come from where the command reads, if that is a terminal.
+                // The keys come from the command's standard input, if that is a terminal.
                 let first = |order: [usize; 3]| order.into_iter().find(|at| are[*at]).unwrap_or_default();
                 let (keyboard, screen) = (copy(first([0, 1, 2]))?, copy(first([1, 2, 0]))?);
                 let (ours, inner) = pair(Some(keyboard.as_fd())).map_err(cannot)?;
@@ -142,15 +140,16 @@ impl Relay {
         Ok(Some(Self { outer, person }))
     }
 
-    /// Gives the person's terminal back. Nothing of the command is left.
+    /// Restores the user's terminal. No process of the command is left.
     pub fn end(self) {
-        // With the last descriptor of the command's terminal the relay comes to an
-        // end. These replace what is open, which takes nothing.
+        // The relay ends with the last descriptor of the command's terminal. Each call replaces an
+        // open descriptor, so it allocates none.
         for (at, stream) in self.outer.iter().enumerate() {
             let _ = stream.as_ref().map(|stream| replace(at, stream));
         }
         if let Some(person) = self.person {
-            // Hung up by the thread's end; or the person's terminal stands still.
+            // Disconnected by the end of the thread; a time-out means that the user's terminal is
+            // stopped.
             let _ = person.over.recv_timeout(SHOWN_WITHIN);
             Aside::forget();
             terminal::give_back();
@@ -167,7 +166,7 @@ fn replace(at: usize, by: &OwnedFd) -> io::Result<()> {
 }
 
 impl Person {
-    /// `others` may use the terminal meanwhile.
+    /// Starts the relay. `others` means that other processes may use the terminal meanwhile.
     fn relayed(
         (ours, keyboard, screen): (OwnedFd, File, File),
         signals: Signals,
@@ -184,7 +183,7 @@ impl Person {
             others,
             raw: None,
         };
-        // Keys that are pressed from here on are the command's.
+        // Keys that are pressed from here on are for the command.
         traffic.seize();
         let (on_end, over) = channel::<()>();
         let carry = move || {
@@ -197,11 +196,11 @@ impl Person {
     }
 }
 
-/// Both ends of a new terminal, the first without waiting; with the modes and the
-/// size of this one, where there is one, otherwise for UTF-8 and of the usual size.
+/// Opens both ends of a new terminal, the first one non-blocking. Modes and size are those of
+/// `like`; without it, UTF-8 and the default size.
 ///
 /// # Errors
-/// Out of terminals or descriptors.
+/// [`io::Error`] if no terminals or descriptors are left.
 pub fn pair(like: Option<BorrowedFd<'_>>) -> io::Result<(OwnedFd, OwnedFd)> {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
     grantpt(&ours)?;
@@ -222,7 +221,7 @@ pub fn pair(like: Option<BorrowedFd<'_>>) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((ours, inner))
 }
 
-/// What the relay's thread has.
+/// State of the relay's thread.
 struct Traffic {
     ours: File,
     keyboard: File,
@@ -231,13 +230,13 @@ struct Traffic {
     aside: Arc<Aside>,
     passed: Passed,
     shown: Screen,
-    /// Whether others use the person's terminal meanwhile: the rest of a pipeline.
+    /// True if other processes use the user's terminal meanwhile: the rest of a pipeline.
     others: bool,
-    /// While this process is in the foreground there.
+    /// Set while this process is in the foreground of the terminal.
     raw: Option<Raw>,
 }
 
-/// Which of the waited for is ready.
+/// Readiness of the polled descriptors.
 struct Ready {
     shown: bool,
     room: bool,
@@ -247,14 +246,14 @@ struct Ready {
 }
 
 impl Traffic {
-    /// Until nobody has the command's terminal any more.
+    /// Relays until the last descriptor of the command's terminal is closed.
     fn carry(&mut self) {
         let mut keys: Vec<u8> = Vec::new();
         loop {
             let wants_keys = self.raw.is_some() && keys.is_empty();
             let Ok(ready) = self.ready(!keys.is_empty(), wants_keys) else { return };
             if ready.aside {
-                // What else is ready may not be so afterwards.
+                // The other descriptors may not be ready any more afterwards.
                 self.stand_aside();
                 continue;
             }
@@ -285,27 +284,28 @@ impl Traffic {
                         self.interrupt_before_the_command(&mut keys);
                     }
                     Err(Errno::AGAIN | Errno::INTR) => {}
-                    // It was hung up: the command's is as well.
+                    // The terminal was hung up, so the command's terminal is hung up too.
                     Ok(0) | Err(_) => return,
                 }
             }
         }
     }
 
-    /// What the command has printed; false at its end.
+    /// Shows output of the command; returns false at its end.
     fn show(&mut self) -> bool {
         self.follow();
         let mut chunk = [0; CHUNK_BYTES];
         match rustix::io::read(&self.ours, &mut chunk) {
             Ok(length @ 1..) => self.put(&chunk[..length]),
             Err(Errno::AGAIN | Errno::INTR) => {}
-            // EIO: nobody has it any more (pty(7)).
+            // EIO: the last descriptor of the other end is closed (pty(7)).
             Ok(0) | Err(_) => return false,
         }
         true
     }
 
-    /// Others write lines there as well, and are interrupted by its keys.
+    /// Follows the modes of the command's terminal, because other processes write lines to the
+    /// user's terminal and are interrupted by its keys.
     fn follow(&mut self) {
         if self.others
             && let (Some(raw), Ok(modes)) = (&mut self.raw, tcgetattr(&self.ours))
@@ -317,15 +317,14 @@ impl Traffic {
     fn put(&mut self, bytes: &[u8]) {
         let bytes = self.passed.of(bytes);
         self.shown.shown(&bytes);
-        // A person's terminal that is gone must not stop the command: what ends it is the
-        // hang-up.
+        // A lost terminal must not stop the command: the hang-up ends it.
         let _ = (&self.screen).write_all(&bytes);
     }
 
-    /// The keys are ours where this process is in the foreground of the person's terminal.
+    /// Takes the keys if this process is in the foreground of the user's terminal.
     fn seize(&mut self) {
         if !terminal::is_foreground_of(&self.keyboard) {
-            // The shell has set it as it wants it.
+            // The shell has set the modes that it needs.
             let _ = self.raw.take().map(Raw::forget);
             return;
         }
@@ -336,21 +335,21 @@ impl Traffic {
         self.follow();
     }
 
-    /// While a question has the person's terminal, which shows nothing of the command's.
+    /// Pauses while a question has the user's terminal, which then shows no output of the command.
     fn stand_aside(&mut self) {
         let _ = (&self.screen).write_all(&self.shown.clearance());
         self.aside.stand_aside();
         let _ = (&self.screen).write_all(&self.shown.reinstatement());
         let is_other = self.shown.is_other();
         if let (true, Ok(size)) = (is_other, tcgetwinsize(&self.ours)) {
-            // Whoever has the whole screen draws it anew for another size.
+            // A full-screen program redraws after a change of the size.
             let other = Winsize { ws_row: size.ws_row.saturating_sub(1).max(1), ..size };
             let _ = tcsetwinsize(&self.ours, other).and_then(|()| tcsetwinsize(&self.ours, size));
         }
     }
 
-    /// Nothing of the command is there yet, or any more, to be interrupted by a key: then
-    /// this process is.
+    /// Interrupts this process if the command has not started or has ended, so that no process of
+    /// it can receive the key.
     fn interrupt_before_the_command(&self, keys: &mut Vec<u8>) {
         let Ok(modes) = tcgetattr(&self.ours) else { return };
         if tcgetpgrp(&self.ours).is_ok() {
@@ -363,14 +362,14 @@ impl Traffic {
             let code = modes.special_codes[key];
             if code != 0 && keys.contains(&code) {
                 keys.clear();
-                // To this process itself, which is there.
+                // The signal is for this process itself.
                 let _ = kill_process(getpid(), signal);
             }
         }
     }
 
-    /// Without a limit: the end of the command's terminal ends it. In the background, no
-    /// longer than until it may have come to the foreground, of which nothing tells.
+    /// Waits without a limit, because the end of the command's terminal ends the wait. In the
+    /// background it waits for a short time: no event reports a change to the foreground.
     fn ready(&self, has_keys: bool, wants_keys: bool) -> io::Result<Ready> {
         let of_command = if has_keys { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let mut waited = vec![
@@ -399,7 +398,7 @@ impl Traffic {
 
 impl Drop for Traffic {
     fn drop(&mut self) {
-        // A command that was killed has left its terminal as it was then.
+        // A killed command leaves its terminal in the modes of that moment.
         let _ = (&self.screen).write_all(&self.shown.clearance());
     }
 }

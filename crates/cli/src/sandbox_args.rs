@@ -1,4 +1,4 @@
-//! What was typed behind `stockade sandbox`. Types only, like `args`.
+//! Arguments of `stockade sandbox`. Types only, like `args`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::args::{LevelArg, Subject, approval_mode, duration, limit};
 /// `stockade sandbox`.
 #[derive(Debug, Subcommand)]
 pub enum SandboxCommand {
-    /// Make a sandbox and print its id.
+    /// Create a sandbox and print its id.
     Create(SandboxCreateArgs),
     /// Run one command in a sandbox.
     #[command(
@@ -23,7 +23,7 @@ pub enum SandboxCommand {
     Exec(SandboxExecArgs),
     /// List the sandboxes, the newest first.
     List {
-        /// Those that are over as well.
+        /// Ended sandboxes as well.
         #[arg(long)]
         all: bool,
         /// Only those with this label; may be repeated.
@@ -35,7 +35,7 @@ pub enum SandboxCommand {
     },
     /// Show one sandbox.
     Show {
-        /// Its id.
+        /// Id of the sandbox.
         id: SandboxId,
         /// Answer as one JSON object.
         #[arg(long)]
@@ -48,29 +48,29 @@ pub enum SandboxCommand {
                             credentials, are not copied into a sandbox. They are left out and reported (exit code 1) \
                             unless a grant names them.")]
     Copy {
-        /// What: PATH, ID:PATH or `-`.
+        /// Source: PATH, ID:PATH or `-`.
         from: OsString,
-        /// Where: PATH, ID:PATH or `-`.
+        /// Destination: PATH, ID:PATH or `-`.
         to: OsString,
-        /// Replace files that are there.
+        /// Replace existing files.
         #[arg(long)]
         replace: bool,
-        /// One power for this copy: 'write PATH' of a protected name, 'read PATH' of a hidden
-        /// file; may be repeated. In an archive PATH is the one inside.
+        /// A grant for this copy: 'write PATH' for a protected name, 'read PATH' for a hidden file;
+        /// may be repeated. In an archive PATH is the path inside.
         #[arg(long = "grant", value_name = "G")]
         grants: Vec<OsString>,
     },
-    /// Let a sandbox live so long from now.
+    /// Extend the lifetime of a sandbox, counted from now.
     Extend {
-        /// Its id.
+        /// Id of the sandbox.
         id: SandboxId,
-        /// How long, e.g. `2h`.
+        /// Lifetime from now, e.g. `2h`.
         #[arg(value_name = "T", value_parser = duration)]
         ttl: Duration,
     },
-    /// Destroy a sandbox with all that it keeps.
+    /// Destroy a sandbox with all its files.
     Destroy {
-        /// Its id; may be repeated.
+        /// Id of the sandbox; may be repeated.
         #[arg(required = true)]
         ids: Vec<SandboxId>,
     },
@@ -79,35 +79,35 @@ pub enum SandboxCommand {
         override_usage = "stockade sandbox run [OPTIONS] -- CMD [ARG]...\n       stockade sandbox run [OPTIONS] -c SCRIPT"
     )]
     Run(SandboxRunArgs),
-    /// Stop every process of a sandbox.
+    /// Freeze every process of a sandbox.
     Pause {
-        /// Its id.
+        /// Id of the sandbox.
         id: SandboxId,
     },
-    /// Let a sandbox that is paused go on.
+    /// Resume a paused sandbox.
     Resume {
-        /// Its id.
+        /// Id of the sandbox.
         id: SandboxId,
     },
-    /// Keep the files of a sandbox as they are now, for `create --from`.
+    /// Save the current files of a sandbox, for `create --from`.
     Snapshot {
-        /// Its id.
+        /// Id of the sandbox.
         id: SandboxId,
-        /// The directory to make.
+        /// The directory to create.
         directory: PathBuf,
     },
-    /// Show what was run in a sandbox: when, by whom, how it ended.
+    /// Show the commands that were run in a sandbox: time, caller and outcome.
     Logs {
-        /// Its id.
+        /// Id of the sandbox.
         id: SandboxId,
-        /// Go on with what is run from now on, until the sandbox is over.
+        /// Continue with later commands until the sandbox ends.
         #[arg(long, short)]
         follow: bool,
         /// Answer as one JSON object a line.
         #[arg(long)]
         json: bool,
     },
-    /// Show what each sandbox uses now, again and again on a terminal.
+    /// Show the current resource usage of each sandbox; on a terminal, updated continuously.
     Top {
         /// Show it once.
         #[arg(long)]
@@ -116,53 +116,53 @@ pub enum SandboxCommand {
         #[arg(long)]
         json: bool,
     },
-    /// The process that keeps a sandbox; started by those that make one.
+    /// Run the supervisor of a sandbox; started when a sandbox is created.
     #[command(hide = true)]
     Keep,
 }
 
-/// What a sandbox is to be.
+/// Options of a new sandbox.
 #[derive(Args, Debug)]
 pub struct Kind {
-    /// The powers of its commands: `workspace`, or one from the configuration.
+    /// The profile of its commands: `workspace`, or one from the configuration.
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
-    /// What makes its walls; `auto` takes the first that serves.
+    /// The backend that isolates it; `auto` takes the first available one.
     #[arg(long, value_name = "KIND", value_parser = backend, default_value = "auto")]
     pub backend: BackendChoice,
-    /// The runtime of the container engine, e.g. `runsc`, where it is not its own choice.
+    /// The runtime of the container engine, e.g. `runsc`, instead of the engine's default.
     #[arg(long, value_name = "NAME")]
     pub runtime: Option<RuntimeName>,
-    /// The read-only system inside: an image of a container engine by its content,
-    /// `NAME@sha256:...` or `sha256:...` of one that is here.
+    /// The read-only root filesystem: an image of a container engine by its digest,
+    /// `NAME@sha256:...`, or `sha256:...` for a local image.
     #[arg(long, value_name = "IMAGE", group = "system")]
     pub image: Option<ImageDigest>,
-    /// The read-only system inside: a directory with a root tree.
+    /// The read-only root filesystem: a directory with a root tree.
     #[arg(long, value_name = "DIR", group = "system")]
     pub root: Option<PathBuf>,
-    /// A limit of its commands that holds where it is lower than the profile's, e.g.
-    /// memory=2GiB; may be repeated.
+    /// A limit of its commands that applies if it is lower than the profile's, e.g. memory=2GiB;
+    /// may be repeated.
     #[arg(long = "limit", value_name = "NAME=AMOUNT", value_parser = limit)]
     pub limits: Vec<(Limit, u64)>,
-    /// How strong its walls have to be: `restricted` where less is meant to do.
+    /// The isolation level to require; `restricted` accepts a lower one.
     #[arg(long, value_name = "L")]
     pub level: Option<LevelArg>,
-    /// Begin with a copy of this directory.
+    /// Start with a copy of this directory.
     #[arg(long, value_name = "DIR", group = "source")]
     pub copy: Option<PathBuf>,
-    /// Begin with this snapshot of a sandbox: its workspace and its home.
+    /// Start with this snapshot of a sandbox: its workspace and its home.
     #[arg(long, value_name = "DIR", group = "source")]
     pub from: Option<PathBuf>,
     /// Work in this directory itself.
     #[arg(long, value_name = "DIR", group = "source")]
     pub bind: Option<PathBuf>,
-    /// Begin with a clone of this repository, made inside.
+    /// Start with a clone of this repository, made inside.
     #[arg(long, value_name = "URL", group = "source")]
     pub repo: Option<RepositoryUrl>,
-    /// The branch, tag or commit of it.
+    /// The branch, tag or commit to clone.
     #[arg(long, value_name = "REV", requires = "repo")]
     pub rev: Option<Revision>,
-    /// What it is known by; may be repeated.
+    /// A label of the sandbox; may be repeated.
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     pub labels: Vec<(String, String)>,
 }
@@ -170,40 +170,39 @@ pub struct Kind {
 /// `stockade sandbox create`.
 #[derive(Args, Debug)]
 pub struct SandboxCreateArgs {
-    /// What it is to be.
+    /// Options of the sandbox.
     #[command(flatten)]
     pub kind: Kind,
-    /// Destroy it so long after it was made, e.g. `8h`.
+    /// Destroy it this long after its creation, e.g. `8h`.
     #[arg(long, value_name = "T", value_parser = duration)]
     pub ttl: Option<Duration>,
-    /// Destroy it when it was not used for this long.
+    /// Destroy it after this time without use.
     #[arg(long, value_name = "T", value_parser = duration)]
     pub idle_timeout: Option<Duration>,
 }
 
-/// How one command is run in a sandbox.
+/// Options of one command in a sandbox.
 #[derive(Args, Clone, Debug)]
 pub struct Manner {
-    /// One added power, e.g. 'connect pypi.org:443', or a group of hosts, e.g. @npm,
-    /// without a question: it is your own yes; may be repeated.
+    /// A grant to add without a question, e.g. 'connect pypi.org:443', or a group of hosts, e.g.
+    /// @npm. It counts as your own yes; may be repeated.
     #[arg(long = "grant", value_name = "G")]
     pub grants: Vec<OsString>,
-    /// A power to ask for, e.g. 'connect pypi.org:443', or a group of hosts, e.g. @npm:
-    /// rules, the mode and a person decide on it, as for a program that is not the person;
-    /// may be repeated.
+    /// A grant to ask for, e.g. 'connect pypi.org:443', or a group of hosts, e.g. @npm. Rules, the
+    /// approval mode and a person decide on it, as for the request of a program; may be repeated.
     #[arg(long = "request", value_name = "G")]
     pub requests: Vec<OsString>,
-    /// When to ask, as for `run`.
+    /// The approval mode, as for `run`.
     #[arg(long, value_name = "M", value_parser = approval_mode)]
     pub mode: Option<ApprovalMode>,
-    /// End the command after this long, e.g. `90s`.
+    /// End the command after this time, e.g. `90s`.
     #[arg(long, value_name = "T", value_parser = duration)]
     pub timeout: Option<Duration>,
     /// Give the command a terminal of its own, relayed to this one.
     #[arg(long, short)]
     pub tty: bool,
-    /// Write the outcome as one JSON object to FILE; without FILE to standard
-    /// output, with the command's own output inside.
+    /// Write the outcome as one JSON object to FILE; without FILE, to standard output, including
+    /// the command's own output.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     #[allow(clippy::option_option, reason = "clap's form of an option with an optional value")]
     pub json: Option<Option<PathBuf>>,
@@ -212,12 +211,12 @@ pub struct Manner {
 /// `stockade sandbox exec`.
 #[derive(Args, Debug)]
 pub struct SandboxExecArgs {
-    /// How.
+    /// Options of the command.
     #[command(flatten)]
     pub manner: Manner,
-    /// The sandbox's id.
+    /// Id of the sandbox.
     pub id: SandboxId,
-    /// What to run.
+    /// The command to run.
     #[command(flatten)]
     pub subject: Subject,
 }
@@ -225,16 +224,16 @@ pub struct SandboxExecArgs {
 /// `stockade sandbox run`.
 #[derive(Args, Debug)]
 pub struct SandboxRunArgs {
-    /// What the sandbox is to be.
+    /// Options of the sandbox.
     #[command(flatten)]
     pub kind: Kind,
-    /// Write to FILE what the command changed in the repository, as `git diff` says it.
+    /// Write the command's changes in the repository to FILE, as `git diff` shows them.
     #[arg(long, value_name = "FILE", requires = "repo")]
     pub diff: Option<PathBuf>,
-    /// How the command is run.
+    /// Options of the command.
     #[command(flatten)]
     pub manner: Manner,
-    /// What to run.
+    /// The command to run.
     #[command(flatten)]
     pub subject: Subject,
 }

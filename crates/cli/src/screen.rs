@@ -1,64 +1,64 @@
-//! A person's screen, on which a command's terminal is shown: what of the past can be
-//! shown again, what has to be undone when it is left, and what is done again when it is
-//! the command's once more. Knows the form of control sequences (ECMA-48, xterm's
-//! ctlseqs), and of a few of them the meaning.
+//! State of the user's terminal while it shows a command's output: the earlier output that can be
+//! shown again, the changes to undo when the client detaches, and those to redo when the command
+//! gets the terminal back. Parses control sequences (ECMA-48, xterm's ctlseqs), and interprets a
+//! few of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
-/// The longest control sequence that is understood, in bytes.
+/// Longest control sequence that is parsed, in bytes.
 const SEQUENCE_BYTES: usize = 64;
-/// Modes that are remembered at most.
+/// Most modes that are remembered.
 const MODES_MAX: usize = 64;
-/// Private modes that a terminal begins with: wrapping, repeating, cursor shown.
+/// Private modes that are initially set: wrapping, repeating, cursor shown.
 const BEGUN_WITH: [u16; 3] = [7, 8, 25];
 const ESCAPE: u8 = 0x1b;
 const ENQUIRY: u8 = 0x05;
 const BELL: u8 = 0x07;
 const SHIFT_OUT: u8 = 0x0e;
 const SHIFT_IN: u8 = 0x0f;
-/// What begins the other character sets, one for each of the four places.
+/// Bytes that begin a designation of another character set, one for each of the four slots.
 const DESIGNATES: &[u8] = b"()*+";
-/// The private modes that show another screen (xterm's ctlseqs).
+/// Private modes that select the alternate screen (xterm's ctlseqs).
 const OTHER_SCREEN: [u16; 3] = [47, 1047, 1049];
-/// That nothing is shown until it ends.
+/// Private mode for synchronized output: the terminal shows nothing until it ends.
 const SYNCHRONIZED: u16 = 2026;
 
 /// Bytes of the beginning of a string that are kept.
 const TEXT_BYTES: usize = 5;
-/// Gives colours their look again: all, that of text, ground, cursor and what is marked;
-/// on a Linux console, all (xterm's ctlseqs, console_codes(4)).
+/// Resets all colours, then those of text, background, cursor and selection; on a Linux console,
+/// all (xterm's ctlseqs, console_codes(4)).
 const USUAL_COLOURS: &[u8] =
     b"\x1b]104\x1b\\\x1b]110\x1b\\\x1b]111\x1b\\\x1b]112\x1b\\\x1b]117\x1b\\\x1b]119\x1b\\\x1b]R\x1b\\";
 
-/// Ends what is unfinished: a control sequence (CAN), and a string (ST).
+/// Ends an unfinished control sequence (CAN) or string (ST).
 pub const CUT: &[u8] = b"\x18\x1b\\";
 
-/// Where in a sequence the text is.
+/// Position of the text within a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Place {
     #[default]
     Plain,
-    /// Behind an escape.
+    /// After an escape.
     Escape,
     /// In a control sequence.
     Control,
-    /// In a string: a title, a colour, a device's own.
+    /// In a string: a title, a colour, a device control string.
     Text,
-    /// In a string, behind an escape.
+    /// In a string, after an escape.
     TextEscape,
 }
 
-/// A part of the text.
+/// Part of the text.
 enum Part {
     Plain(u8),
     /// A whole sequence, with its escape.
     Sequence(Vec<u8>),
-    /// A string has ended, of which no more than the beginning is kept.
+    /// End of a string, of which only the beginning is kept.
     Text(Vec<u8>),
 }
 
-/// Takes text apart.
+/// Parser that splits text into parts.
 #[derive(Debug, Default)]
 struct Parts {
     place: Place,
@@ -68,7 +68,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// What ends with this byte, if anything does.
+    /// Returns the part that ends with this byte, if one does.
     fn next(&mut self, byte: u8) -> Option<Part> {
         let ends = match self.place {
             Place::Text if byte == BELL => return self.end_text(Place::Plain),
@@ -80,7 +80,7 @@ impl Parts {
                 return None;
             }
             Place::TextEscape if byte == b'\\' => return self.go_on(Place::Plain),
-            // Anything but its end cuts a string off.
+            // Any byte but the terminator cuts a string off.
             Place::TextEscape | Place::Escape if byte == b'[' => return self.keep(byte, Place::Control),
             Place::TextEscape | Place::Escape if b"]PX^_".contains(&byte) => {
                 self.sequence.clear();
@@ -118,14 +118,14 @@ impl Parts {
             self.sequence.push(ESCAPE);
         }
         self.sequence.push(byte);
-        // One that is longer is none.
+        // A longer sequence is not a sequence.
         self.go_on(if self.sequence.len() > SEQUENCE_BYTES { Place::Plain } else { place })
     }
 }
 
-/// As much of what was shown before as can be shown again: not what asks the
-/// terminal something, whose answer would reach the command as keys that nobody
-/// pressed, and no strings. Begins with a line.
+/// Returns the part of earlier output that can be shown again. Leaves out queries, because the
+/// terminal's answer would reach the command as keys that the user did not press, and strings.
+/// Starts with a new line.
 pub fn again(shown: &[u8]) -> Vec<u8> {
     let mut parts = Parts::default();
     let mut kept = Vec::with_capacity(shown.len());
@@ -139,7 +139,7 @@ pub fn again(shown: &[u8]) -> Vec<u8> {
     kept
 }
 
-/// Whether a terminal answers to it.
+/// Returns whether a terminal answers the sequence.
 fn is_question(sequence: &[u8]) -> bool {
     match sequence {
         [ESCAPE, b'Z'] => true,
@@ -154,17 +154,17 @@ fn is_question(sequence: &[u8]) -> bool {
     }
 }
 
-/// Text that does nothing to a terminal but show itself, in its colours: for output of a
-/// run whose terminal this is not.
+/// Filter that keeps only text and its colours: for output of a run that does not own this
+/// terminal.
 #[derive(Debug, Default)]
 pub struct Harmless {
     parts: Parts,
-    /// What may be the first byte of a control character (U+0080 to U+009F in UTF-8).
+    /// Possible first byte of a control character (U+0080 to U+009F in UTF-8).
     held: Option<u8>,
 }
 
 impl Harmless {
-    /// What of the next bytes is to be shown.
+    /// Returns the part of the next bytes that is to be shown.
     pub fn of(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut kept = Vec::with_capacity(bytes.len());
         for byte in bytes {
@@ -182,37 +182,37 @@ impl Harmless {
     }
 }
 
-/// In UTF-8, of the characters U+0080 to U+00BF.
+/// First byte in UTF-8 of the characters U+0080 to U+00BF.
 const FIRST_OF_CONTROL: u8 = 0xc2;
 
-/// Whether a sequence gives text another look alone (SGR).
+/// Returns whether a sequence only changes the look of text (SGR).
 fn is_of_look(sequence: &[u8]) -> bool {
     let values = sequence.strip_prefix(b"\x1b[").and_then(|rest| rest.strip_suffix(b"m"));
     values.is_some_and(|values| values.iter().all(|byte| byte.is_ascii_digit() || b";:".contains(byte)))
 }
 
-/// What was made of a screen.
+/// Changes that a command made to a screen.
 #[derive(Debug, Default)]
 pub struct Screen {
     parts: Parts,
-    /// Private modes that are not as in the beginning.
+    /// Private modes that differ from the initial ones.
     changed: BTreeSet<u16>,
     keypad: bool,
-    /// What designates the character sets that are not the usual.
+    /// Designations of the character sets that differ from the default.
     sets: BTreeMap<u8, Vec<u8>>,
-    /// Whether the second set is in use.
+    /// True if the second set is in use.
     shifted: bool,
-    /// Whether colours were given another look.
+    /// True if colours were changed.
     colours: bool,
 }
 
 impl Screen {
-    /// This was shown on it.
+    /// Records shown output.
     pub fn shown(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while let [byte, behind @ ..] = rest {
             if self.parts.place == Place::Plain {
-                // Most text holds no sequence.
+                // Most text contains no sequence.
                 let plain = rest.iter().position(|byte| matches!(*byte, ESCAPE | SHIFT_OUT | SHIFT_IN));
                 let Some(plain) = plain else { return };
                 if plain > 0 {
@@ -263,15 +263,15 @@ impl Screen {
         }
     }
 
-    /// Makes it again what it was: modes, keypad, colours.
+    /// Returns the sequences that restore the initial state: modes, keypad, colours.
     pub fn restoration(&self) -> Vec<u8> {
         let mut text: String = self.changed.iter().map(|mode| private(*mode, BEGUN_WITH.contains(mode))).collect();
         text += if self.keypad { "\x1b>\x1b[m" } else { "\x1b[m" };
         text.into()
     }
 
-    /// The same after what may be cut off in the middle; nothing where nothing is to be
-    /// undone.
+    /// Returns the same after output that may be cut off in the middle; empty if nothing needs to
+    /// be undone.
     pub fn clearance(&self) -> Vec<u8> {
         let mut text = if self.parts.place == Place::Plain { Vec::new() } else { CUT.to_vec() };
         if self.colours {
@@ -283,7 +283,7 @@ impl Screen {
         text
     }
 
-    /// Makes it again what the command had made of it, but for what nothing is shown by.
+    /// Returns the sequences that restore the command's state, except synchronized output.
     pub fn reinstatement(&self) -> Vec<u8> {
         let kept = self.changed.iter().filter(|mode| **mode != SYNCHRONIZED);
         let mut text = kept.map(|mode| private(*mode, !BEGUN_WITH.contains(mode))).collect::<String>().into_bytes();
@@ -297,13 +297,13 @@ impl Screen {
         text
     }
 
-    /// Whether the command shows another screen than that on which it was begun.
+    /// Returns whether the command uses the alternate screen.
     pub fn is_other(&self) -> bool {
         OTHER_SCREEN.iter().any(|mode| self.changed.contains(mode))
     }
 }
 
-/// Whether a string, with what introduces it, gives colours another look.
+/// Returns whether a string, with its introducer, changes colours.
 fn is_of_colours(text: &[u8]) -> bool {
     let Some(command) = text.strip_prefix(b"]") else { return false };
     let number = command.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -331,11 +331,11 @@ mod tests {
         check("a\x1b[31mb\r\n\u{e4}\x1b[2J\x1b[1;1H\x1b(B\x1b7", "a\x1b[31mb\r\n\u{e4}\x1b[2J\x1b[1;1H\x1b(B\x1b7");
         check("a\x1b[c\x1b[>c\x1b[6n\x1b[?6n\x1b[18t\x1b[?2026$p\x1b[>q\x1b[?u\x1bZ\x05b", "ab");
         check("\x1b]11;?\x07a\x1b]0;title\x1b\\b\x1bP+q544e\x1b\\c\x1b_x\x1b\\d", "abcd");
-        // What is cut off, at either end, is no more than that.
+        // An unfinished sequence at either end is dropped, and nothing more.
         check("a\x1b", "a");
         check("a\x1b[31", "a");
         check("a\x1b]0;title", "a");
-        // A string that another sequence cuts off hides no question.
+        // A string that another sequence cuts off does not hide a query.
         check("\x1b]0;x\x1b[6nb\x1b]0;\x1b]0;y\x07c", "bc");
         check(&format!("\x1b[{}c", "1;".repeat(100)), &format!("{}c", &"1;".repeat(100)[63..]));
     }
@@ -351,7 +351,7 @@ mod tests {
     #[track_caller]
     fn undone(shown: &str, restoration: &str) {
         let mut screen = Screen::default();
-        // However it is cut.
+        // However the output is split.
         shown.as_bytes().chunks(3).for_each(|piece| screen.shown(piece));
         assert_eq!(String::from_utf8(screen.restoration()).unwrap(), restoration);
     }

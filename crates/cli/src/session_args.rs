@@ -1,4 +1,4 @@
-//! What was typed behind `stockade session`. Types only, like `args`.
+//! Arguments of `stockade session`. Types only, like `args`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,16 +11,16 @@ use crate::args::{Subject, Terms, duration};
 /// `stockade session`.
 #[derive(Debug, Subcommand)]
 pub enum SessionCommand {
-    /// Begin a session and print its id.
+    /// Start a session and print its id.
     Start(SessionStartArgs),
-    /// Run one command in a session; all else is as with `run`.
+    /// Run one command in a session; otherwise like `run`.
     #[command(
         override_usage = "stockade session exec [OPTIONS] ID -- CMD [ARG]...\n       stockade session exec [OPTIONS] ID -c SCRIPT"
     )]
     Exec(SessionExecArgs),
-    /// End a session with whatever runs in it, and wait until nothing of it is left.
+    /// End a session and its commands, and wait until all their processes are gone.
     End {
-        /// Its id or name.
+        /// Id or name of the session.
         id: String,
     },
     /// List the sessions, the newest first.
@@ -35,13 +35,13 @@ pub enum SessionCommand {
 #[derive(Args, Debug)]
 #[command(args_override_self = true)]
 pub struct SessionStartArgs {
-    /// What to call it: also the session whose answers count [default: a new one].
+    /// The name, which is also the session of remembered answers [default: a new one].
     #[arg(long, value_name = "S")]
     pub name: Option<String>,
-    /// End it when nothing was run for this long.
+    /// End the session after this time without a command.
     #[arg(long, value_name = "T", value_parser = duration, default_value = "30m")]
     pub idle_timeout: Duration,
-    /// What its commands are run with.
+    /// Options of its commands.
     #[command(flatten)]
     pub terms: Terms,
 }
@@ -50,18 +50,18 @@ pub struct SessionStartArgs {
 #[derive(Args, Debug)]
 #[command(args_override_self = true)]
 pub struct SessionExecArgs {
-    /// A power to ask for, for this command: rules, the mode and a person decide on it;
+    /// A grant to ask for, for this command: rules, the approval mode and a person decide on it;
     /// may be repeated.
     #[arg(long = "request", value_name = "G")]
     pub requests: Vec<OsString>,
-    /// Write the outcome as one JSON object to FILE; without FILE to standard
-    /// output, with the command's own output inside.
+    /// Write the outcome as one JSON object to FILE; without FILE, to standard output, including
+    /// the command's own output.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     #[allow(clippy::option_option, reason = "clap's form of an option with an optional value")]
     pub json: Option<Option<PathBuf>>,
-    /// The session's id or name.
+    /// Id or name of the session.
     pub id: String,
-    /// What to run.
+    /// The command to run.
     #[command(flatten)]
     pub subject: Subject,
 }

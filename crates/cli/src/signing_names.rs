@@ -1,8 +1,7 @@
-//! The names that stand for powers to sign, `@git-signing` and `@ssh:HOST[:PORT]`, and what
-//! they mean for this person now: a key of their ssh agent, by its fingerprint. From here on
-//! there is that grant alone.
+//! Resolves the names of signing grants, `@git-signing` and `@ssh:HOST[:PORT]`, to a key of the
+//! user's ssh agent, by its fingerprint. From here on only that grant counts.
 //!
-//! Looks at the person's agent and at git's settings of their own; signs nothing.
+//! Reads the user's agent and their own git settings; signs nothing.
 
 use std::path::PathBuf;
 
@@ -14,23 +13,23 @@ use crate::places::{self, Variables};
 
 const GIT_SIGNING: &str = "@git-signing";
 const SSH: &str = "@ssh";
-/// Keys that an error lists.
+/// Most keys that an error lists.
 const MAX_LISTED: usize = 10;
 
-/// Whether a text is such a name.
+/// Returns whether a text is such a name.
 pub fn is_one(text: &str) -> bool {
     text == GIT_SIGNING || text == SSH || text.starts_with("@ssh:")
 }
 
-/// The socket of the person's agent, where the environment names one.
+/// Returns the socket of the user's agent, if the environment names one.
 pub fn agent(variables: Variables<'_>) -> Option<PathBuf> {
     variables("SSH_AUTH_SOCK").map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
-/// The grants that such a name stands for.
+/// Returns the grants of such a name.
 ///
 /// # Errors
-/// Where it names no host, or which key is meant is not known.
+/// [`Failure`] if it names no host, or if it does not determine the key.
 pub fn grants(name: &str, variables: Variables<'_>) -> Result<Vec<Grant>, Failure> {
     if name == GIT_SIGNING {
         let key = key_for_git(variables)?;
@@ -47,7 +46,7 @@ pub fn grants(name: &str, variables: Variables<'_>) -> Result<Vec<Grant>, Failur
     Ok(vec![SignUse::new(key, SignPurpose::Host(target)).into_grant(), connect])
 }
 
-/// The key that git's settings of the person name, or the only one of the agent.
+/// Returns the key that the user's git settings name, or the only one of the agent.
 fn key_for_git(variables: Variables<'_>) -> Result<KeyFingerprint, Failure> {
     let keys = identities(variables)?;
     let settings = variables("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
@@ -71,7 +70,8 @@ fn for_host(key: &KeyFingerprint, target: &Target) -> Vec<Grant> {
     vec![SignUse::new(key.clone(), SignPurpose::Host(target.clone())).into_grant(), Grant::connect(target)]
 }
 
-/// The key, where there is one; `meant` says what to grant where there are more.
+/// Returns the key if there is only one; otherwise the error shows the grants of `meant` as an
+/// example.
 fn only_key(keys: &[Identity], meant: &dyn Fn(&KeyFingerprint) -> Vec<Grant>) -> Result<KeyFingerprint, Failure> {
     let first = match keys {
         [] => return Err(Failure::new("the ssh agent has no key").hint("add one: ssh-add")),

@@ -1,6 +1,6 @@
-//! The person's terminal: found by its own name, never through the streams,
-//! which may belong to the command or to the program that started us. Reads
-//! keys, not lines. Knows nothing of questions.
+//! The user's terminal. It is opened by its own name, never through the standard streams, which may
+//! belong to the command or to the parent program. Reads keys, not lines. Knows nothing of
+//! questions.
 
 use std::fs::File;
 use std::io;
@@ -17,65 +17,65 @@ use rustix::termios::{
     tcflow, tcflush, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
 };
 
-/// The largest number of bytes that one key press sends; more is a paste.
+/// Most bytes that one key press sends; more is a paste.
 const CHUNK_BYTES: usize = 256;
-/// How long the keyboard has to be still before a question accepts a key.
+/// Idle time of the keyboard before a question accepts a key.
 const STILL: Duration = Duration::from_millis(120);
-/// How long that is waited for.
+/// Time-out for that idle time.
 const STILL_LONGEST: Duration = Duration::from_secs(2);
-/// What asks a terminal for the place of its cursor (DSR, ECMA-48).
+/// Query for the cursor position (DSR, ECMA-48).
 const WHERE: &str = "\x1b[6n";
-/// The longest answer to it, in bytes.
+/// Longest answer to it, in bytes.
 const POSITION_BYTES: usize = 32;
-/// How long that may take: there and back on a slow line.
+/// Time-out for the answer: the round trip on a slow line.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(1500);
-/// Bytes that come closer than this were not pressed one by one.
+/// Bytes that arrive in shorter intervals were not pressed one by one.
 const KEYS_APART: Duration = Duration::from_millis(15);
-/// The same in a sequence, whose parts a slow line delivers one by one.
+/// The same within a sequence, whose parts a slow line delivers one by one.
 const SEQUENCE_APART: Duration = Duration::from_millis(150);
-/// More bytes at once than this are not looked at.
+/// Most bytes of one press that are examined.
 const AT_ONCE_BYTES: usize = 4096;
 const ESCAPE: u8 = 0x1b;
 
-/// The modes to give back if the process has to end at once, see [`give_back`].
+/// The modes to restore if the process must exit at once, see [`give_back`].
 static BORROWED: Mutex<Option<(File, Termios)>> = Mutex::new(None);
 
-/// The modes to give back at the end of a raw terminal, see [`give_back`].
+/// The modes to restore at the end of raw mode, see [`give_back`].
 static RAW: Mutex<Option<(File, Termios)>> = Mutex::new(None);
 
-/// Who relays the keyboard, if anybody does.
+/// The relay of the keyboard, if there is one.
 static RELAYING: Mutex<Option<Arc<Aside>>> = Mutex::new(None);
 
-/// How long a relay may take to stand aside.
+/// Time-out for a relay to pause.
 const ASIDE_WITHIN: Duration = Duration::from_secs(2);
 
-/// How long a signal that stops this process may take to do so.
+/// Time for a stop signal to this process to take effect.
 const STOPS_WITHIN: Duration = Duration::from_millis(50);
 
-/// A terminal that is another process's, whose person is to be asked.
+/// Terminal of another process, whose user is asked.
 static LENT: OnceLock<File> = OnceLock::new();
 
-/// Stops the job of that process, and returns when it goes on.
+/// Stops the job of that process, and returns when it continues.
 static LENT_JOB: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
 
-/// A person's terminal: the controlling one, or one that was lent.
+/// Terminal of a user: the controlling terminal, or a lent one.
 #[derive(Debug)]
 pub struct Terminal {
     file: File,
 }
 
-/// Asks at this terminal from now on, which was open where its person is. A
-/// process that has no other may read its keys, whoever is in the foreground. `stop_job` stops
-/// the job that lent it, and returns when that goes on.
+/// Asks at this terminal from now on, which was open at its user's process. A process without
+/// another terminal may read its keys, whichever process is in the foreground. `stop_job` stops the
+/// job that lent the terminal, and returns when that job continues.
 pub fn lend(terminal: OwnedFd, stop_job: impl Fn() + Send + Sync + 'static) {
-    // The first counts.
+    // Only the first call counts.
     let _ = LENT.set(terminal.into());
     let _ = LENT_JOB.set(Box::new(stop_job));
 }
 
 impl Terminal {
-    /// Opens `/dev/tty` where a person can be met there: it exists, standard
-    /// error is a terminal too, and this process is in its foreground.
+    /// Opens `/dev/tty` if a user can be asked there: it exists, standard error is a terminal too,
+    /// and this process is in its foreground.
     pub fn open() -> Option<Self> {
         if let Some(lent) = LENT.get() {
             return lent.try_clone().ok().map(Self::of);
@@ -88,33 +88,33 @@ impl Terminal {
         terminal.in_foreground().then_some(terminal)
     }
 
-    /// A terminal already open, without blocking.
+    /// Wraps an open, non-blocking terminal.
     pub fn of(file: File) -> Self {
         Self { file }
     }
 
-    /// Whether keys pressed there come to this process.
+    /// Returns whether keys pressed there reach this process.
     pub fn in_foreground(&self) -> bool {
         is_foreground_of(&self.file)
     }
 
-    /// To be lent to another process.
+    /// Returns a descriptor to lend to another process.
     ///
     /// # Errors
-    /// Out of descriptors.
+    /// [`io::Error`] if no descriptors are left.
     pub fn lent(&self) -> io::Result<OwnedFd> {
         Ok(self.file.try_clone()?.into())
     }
 
-    /// Columns, 0 where it does not say.
+    /// Returns the number of columns, 0 if it is unknown.
     pub fn columns(&self) -> u16 {
         tcgetwinsize(&self.file).map_or(0, |size| size.ws_col)
     }
 
-    /// Keys one by one, unseen, until the value is dropped.
+    /// Reads keys one by one, without echo, until the value is dropped.
     ///
     /// # Errors
-    /// When the terminal is gone.
+    /// [`io::Error`] if the terminal is gone.
     pub fn keys(&self) -> io::Result<Keys<'_>> {
         let relaying = lock(&RELAYING).clone();
         let alone = relaying.map(Alone::with).transpose()?;
@@ -126,9 +126,9 @@ impl Terminal {
     }
 }
 
-/// Whether keys pressed at a terminal come to this process: it is in the foreground, or
-/// was lent it, or the terminal is not the one that controls it (after `su -c` or `setsid`),
-/// where any process that reads gets them.
+/// Returns whether keys pressed at a terminal reach this process. They do if it is in the
+/// foreground or was lent the terminal. They also do if the terminal is not its controlling one
+/// (after `su -c` or `setsid`): any process that reads gets the keys then.
 pub fn is_foreground_of(file: impl AsFd) -> bool {
     LENT.get().is_some()
         || match tcgetpgrp(file) {
@@ -137,12 +137,12 @@ pub fn is_foreground_of(file: impl AsFd) -> bool {
         }
 }
 
-/// Modes in which each key comes by itself, unseen, and lines are shown as lines.
+/// Returns modes in which each key is read by itself, without echo, and lines are shown as lines.
 fn of_question(mut modes: Termios) -> Termios {
-    // Ctrl-C is a key here: the terminal has to be given back before the
-    // process ends. Ctrl-S must not hide a half-shown question.
+    // Ctrl-C is a key here, because the terminal must be restored before the process exits. Ctrl-S
+    // must not hide a half-shown question.
     modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG | LocalModes::IEXTEN;
-    // Nothing turns one key into another.
+    // No key is translated to another.
     modes.input_modes -= InputModes::IXON
         | InputModes::INLCR
         | InputModes::IGNCR
@@ -157,17 +157,17 @@ fn of_question(mut modes: Termios) -> Termios {
     modes
 }
 
-/// Sets modes without waiting until what was shown has been, which a terminal that is
-/// stopped never has; and drops what is still in the queue.
+/// Sets modes without waiting for pending output, because a stopped terminal never drains it; drops
+/// the input queue.
 fn put_back(file: &File, saved: &Termios) {
     let _ = tcsetattr(file, OptionalActions::Now, saved);
     let _ = tcflush(file, QueueSelector::IFlush);
 }
 
-/// Gives the terminal's modes back, if they are borrowed: for a process that is
-/// about to end without unwinding.
+/// Restores the terminal's modes, if they are borrowed: for a process that is about to exit without
+/// unwinding.
 pub fn give_back() {
-    // In this order: the borrowed modes may be those of a raw terminal.
+    // In this order, because the borrowed modes may be those of a raw terminal.
     for modes in [&BORROWED, &RAW] {
         if let Ok(mut modes) = modes.try_lock()
             && let Some((file, saved)) = modes.take()
@@ -181,8 +181,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A terminal that passes on every key and shows every byte as it is, until the
-/// value is dropped.
+/// Terminal that passes on every key and shows every byte unchanged, until the value is dropped.
 #[derive(Debug)]
 pub struct Raw {
     at: File,
@@ -190,10 +189,10 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Of this terminal.
+    /// Sets this terminal to raw mode.
     ///
     /// # Errors
-    /// When the terminal is gone.
+    /// [`io::Error`] if the terminal is gone.
     pub fn begin(file: File) -> io::Result<Self> {
         let saved = tcgetattr(&file)?;
         let mut modes = saved.clone();
@@ -205,29 +204,29 @@ impl Raw {
         Ok(raw)
     }
 
-    /// Has its output lines ended and its keys interrupt where those of `inner` do: for
-    /// a terminal that others use meanwhile.
+    /// Follows `inner` in its line ends and in the keys that interrupt: for a terminal that other
+    /// processes use meanwhile.
     pub fn follow(&mut self, inner: &Termios) {
         let (output, local) = (OutputModes::OPOST | OutputModes::ONLCR, LocalModes::ISIG);
         let mut modes = self.modes.clone();
         modes.output_modes.set(output, inner.output_modes.contains(OutputModes::OPOST));
         modes.local_modes.set(local, inner.local_modes.contains(local));
         if (modes.output_modes, modes.local_modes) != (self.modes.output_modes, self.modes.local_modes) {
-            // One that is gone tells at the next read.
+            // If the terminal is gone, the next read reports it.
             let _ = tcsetattr(&self.at, OptionalActions::Now, &modes);
             self.modes = modes;
         }
     }
 
-    /// Once more, where somebody else may have set it meanwhile.
+    /// Sets raw mode again, because another process may have changed it meanwhile.
     ///
     /// # Errors
-    /// When the terminal is gone.
+    /// [`io::Error`] if the terminal is gone.
     pub fn again(&self) -> io::Result<()> {
         Ok(tcsetattr(&self.at, OptionalActions::Now, &self.modes)?)
     }
 
-    /// Leaves the terminal as it is: it is somebody else's by now.
+    /// Leaves the terminal as it is: another process has it by now.
     pub fn forget(self) {
         *lock(&RAW) = None;
     }
@@ -235,24 +234,24 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // What is still in the queue was typed for the command.
+        // Input still in the queue was typed for the command.
         if let Some((file, saved)) = lock(&RAW).take() {
             put_back(&file, &saved);
         }
     }
 }
 
-/// The modes of standard input, where that is a terminal, for a process that lends it.
+/// The modes of standard input, if it is a terminal, for a process that lends it.
 #[derive(Debug)]
 pub struct Kept(Option<Termios>);
 
 impl Kept {
-    /// As they are now.
+    /// Saves the current modes.
     pub fn of_standard_input() -> Self {
         Self(tcgetattr(io::stdin()).ok())
     }
 
-    /// Makes them these again.
+    /// Restores the saved modes.
     pub fn put_back(self) {
         if let Some(modes) = self.0 {
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, &modes);
@@ -260,9 +259,9 @@ impl Kept {
     }
 }
 
-/// The command at the relay's terminal was stopped: the job at the person's terminal is stopped
-/// too, as without a relay, with the terminal as it was before; returns when the shell has the
-/// job go on.
+/// Stops the job at the user's terminal after the command at the relay's terminal was stopped, as
+/// it happens without a relay. The terminal has its former modes meanwhile. Returns when the shell
+/// continues the job.
 pub fn suspend() {
     let Some(relaying) = lock(&RELAYING).clone() else { return };
     let Ok(_alone) = Alone::with(relaying) else { return };
@@ -272,14 +271,14 @@ pub fn suspend() {
     LENT_JOB.get().map_or_else(stop_job, |stop_lent_job| stop_lent_job());
 }
 
-/// Stops this process and the rest of its job; returns when the shell has it go on.
+/// Stops this process and the rest of its job; returns when the shell continues it.
 pub fn stop_job() {
     let _ = kill_current_process_group(Signal::TSTP);
-    // The signal may come by another thread.
+    // Another thread may receive the signal.
     std::thread::sleep(STOPS_WITHIN);
 }
 
-/// Lets whoever relays the keyboard stand aside while a question has it.
+/// Lets the relay of the keyboard pause while a question has it.
 #[derive(Debug)]
 pub struct Aside {
     state: Mutex<Turn>,
@@ -287,21 +286,21 @@ pub struct Aside {
     wake: OwnedFd,
 }
 
-/// Whose turn it is.
+/// The owner of the keyboard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     Relay,
     /// A question waits for the relay.
     Wanted,
-    /// A question has it.
+    /// A question has the keyboard.
     Question,
 }
 
 impl Aside {
-    /// From here on questions wait for this relay.
+    /// Registers a relay, which questions wait for from here on.
     ///
     /// # Errors
-    /// Out of descriptors.
+    /// [`io::Error`] if no descriptors are left.
     pub fn register() -> io::Result<Arc<Self>> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let aside = Arc::new(Self { state: Mutex::new(Turn::Relay), changed: Condvar::new(), wake });
@@ -309,22 +308,22 @@ impl Aside {
         Ok(aside)
     }
 
-    /// There is no relay any more.
+    /// Removes the registration of the relay.
     pub fn forget() {
         *lock(&RELAYING) = None;
     }
 
-    /// Becomes readable when the relay is to stand aside.
+    /// Becomes readable when the relay must pause.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// The relay's part: returns when no question has the terminal.
+    /// Pauses the relay; returns when no question has the terminal.
     pub fn stand_aside(&self) {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         let mut turn = lock(&self.state);
         while *turn != Turn::Relay {
-            // One question may follow the other before this thread has its turn.
+            // Another question may follow before this thread has its turn.
             if *turn == Turn::Wanted {
                 *turn = Turn::Question;
                 self.changed.notify_all();
@@ -366,12 +365,11 @@ impl Drop for Alone {
     }
 }
 
-/// Takes the terminal away from standard input where this process is in the
-/// background: the command has no job control that would stop it from reading
-/// what is typed for somebody else.
+/// Replaces standard input by `/dev/null` if this process is in the background. The command has no
+/// job control that would stop it from reading input for another process.
 ///
 /// # Errors
-/// When `/dev/null` cannot be had.
+/// [`io::Error`] if `/dev/null` cannot be opened.
 pub fn leave_input_to_foreground() -> io::Result<()> {
     let stdin = io::stdin();
     let in_background = tcgetpgrp(&stdin).is_ok_and(|group| group != rustix::process::getpgrp());
@@ -382,44 +380,44 @@ pub fn leave_input_to_foreground() -> io::Result<()> {
     Ok(())
 }
 
-/// What was pressed.
+/// Result of a wait for a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pressed {
-    /// These bytes, at once.
+    /// Bytes that arrived together.
     Bytes(Vec<u8>),
-    /// Nothing in time.
+    /// No key before the deadline.
     TimedOut,
-    /// Something else than a key: see who can be read.
+    /// Another descriptor became readable.
     Woken,
     /// The terminal is gone.
     Gone,
 }
 
-/// The keyboard, while a question stands.
+/// The keyboard while a question is shown.
 #[derive(Debug)]
 pub struct Keys<'a> {
     file: &'a File,
     saved: Termios,
-    // After the modes are given back, by `drop`.
+    // Dropped last, after `drop` has restored the modes.
     _alone: Option<Alone>,
 }
 
 impl Keys<'_> {
-    /// Sets the modes, whatever they are by now.
+    /// Sets the modes of a question, whatever they are by now.
     ///
     /// # Errors
-    /// When the terminal is gone.
+    /// [`io::Error`] if the terminal is gone.
     pub fn take(&self) -> io::Result<()> {
         tcsetattr(self.file, OptionalActions::Now, &of_question(tcgetattr(self.file)?))?;
-        // A stopped output would wait for a Ctrl-Q that nobody knows of.
+        // Stopped output would wait for a Ctrl-Q that the user does not expect to press.
         let _ = tcflow(self.file, Action::OOn);
         Ok(())
     }
 
-    /// Writes all of `text`, no longer than until `deadline`.
+    /// Writes all of `text` before `deadline`.
     ///
     /// # Errors
-    /// When the terminal is gone or takes nothing.
+    /// [`io::Error`] if the terminal is gone or accepts no output.
     pub fn show(&self, text: &str, deadline: Instant) -> io::Result<()> {
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
@@ -437,12 +435,11 @@ impl Keys<'_> {
         Ok(())
     }
 
-    /// Drops what was typed before now, and waits until nobody types: a key
-    /// that was meant for something else must not answer a question. Ends early
-    /// where nobody waits for the answer any more.
+    /// Drops earlier input, and waits until the keyboard is idle: a key that was meant for another
+    /// program must not answer a question. Ends early if the question is withdrawn.
     ///
     /// # Errors
-    /// When the terminal is gone.
+    /// [`io::Error`] if the terminal is gone.
     pub fn settle(&self, deadline: Instant, is_withdrawn: &dyn Fn() -> bool) -> io::Result<()> {
         let give_up = deadline.min(Instant::now() + STILL_LONGEST);
         while !is_withdrawn() {
@@ -455,12 +452,12 @@ impl Keys<'_> {
         Ok(())
     }
 
-    /// Asks the terminal where its cursor is, and drops all that comes before the answer:
-    /// whatever it sends by itself because of what it was shown before, it sends before.
-    /// Whether it answered. Each of `wakes` ends the wait.
+    /// Asks the terminal for its cursor position, and drops all input before the answer. The
+    /// terminal sends its own reports about earlier output before that answer. Returns whether it
+    /// answered. Each of `wakes` ends the wait.
     ///
     /// # Errors
-    /// When the terminal is gone.
+    /// [`io::Error`] if the terminal is gone.
     pub fn fence(&self, deadline: Instant, wakes: &[BorrowedFd<'_>]) -> io::Result<bool> {
         self.show(WHERE, deadline)?;
         let deadline = deadline.min(Instant::now() + ANSWERS_WITHIN);
@@ -478,8 +475,8 @@ impl Keys<'_> {
         }
     }
 
-    /// The next key, or what came at once: a paste, a function key, a report. Each of
-    /// `wakes` ends the wait when it becomes readable.
+    /// Returns the next key, or the bytes that arrived together: a paste, a function key, a report.
+    /// Each of `wakes` ends the wait when it becomes readable.
     pub fn next(&self, deadline: Instant, wakes: &[BorrowedFd<'_>]) -> Pressed {
         if self.take().is_err() {
             return Pressed::Gone;
@@ -488,8 +485,8 @@ impl Keys<'_> {
             Pressed::Bytes(bytes) => bytes,
             other => return other,
         };
-        // A line may deliver one sequence in pieces: what follows at once belongs to it,
-        // so that no part of one is taken for a key.
+        // A line may deliver one sequence in pieces. Bytes that follow at once belong to it, so
+        // that no part of a sequence counts as a key.
         loop {
             let is_sequence = all.iter().any(|byte| *byte == ESCAPE || *byte >= 0x80);
             let apart = Instant::now() + if is_sequence { SEQUENCE_APART } else { KEYS_APART };
@@ -526,7 +523,7 @@ impl Keys<'_> {
     }
 }
 
-/// Whether it holds a report of the cursor's place: `ESC [ row ; column R`.
+/// Returns whether the bytes contain a report of the cursor position: `ESC [ row ; column R`.
 fn holds_position(seen: &[u8]) -> bool {
     let is_report = |text: &[u8]| {
         let text = text.strip_prefix(b"\x1b[").unwrap_or_default();
@@ -538,15 +535,14 @@ fn holds_position(seen: &[u8]) -> bool {
 
 impl Drop for Keys<'_> {
     fn drop(&mut self) {
-        // What is still in the queue was typed at the question, not for the
-        // program that reads next.
+        // Input still in the queue was typed at the question, not for the program that reads next.
         put_back(self.file, &self.saved);
         *lock(&BORROWED) = None;
     }
 }
 
-/// Which of these became ready before `deadline`. A hang-up counts as ready:
-/// the read tells.
+/// Returns which descriptors became ready before `deadline`. A hang-up counts as ready: the read
+/// reports it.
 fn ready(waited: &[(BorrowedFd<'_>, PollFlags)], deadline: Instant) -> io::Result<Vec<bool>> {
     let mut fds: Vec<_> = waited.iter().map(|(fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)).collect();
     loop {

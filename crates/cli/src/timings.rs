@@ -1,5 +1,5 @@
-//! `--timings`: where the time of a run went, step by step. Spans of the front and
-//! marks of the processes inside come together here, and are shown at the end.
+//! `--timings`: the duration of each step of a run. Collects spans of the supervisor and marks of
+//! the processes inside, and shows them at the end.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -16,34 +16,34 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::failure::Failure;
 
-/// More steps than this are not noted: a run can ask any number of questions.
+/// Most recorded steps: a run can ask any number of questions.
 const STEPS_MAX: usize = 1000;
 
-/// What was noted so far.
+/// The steps recorded so far.
 #[derive(Clone, Debug, Default)]
 pub struct Timings {
-    /// When this program began, as [`marks::now`] counts.
+    /// Start time of this program, as [`marks::now`] counts.
     start: u64,
     steps: Arc<Mutex<Vec<Step>>>,
 }
 
-/// Something that took time.
+/// A step with its duration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Step {
     process: String,
     name: String,
-    /// In how many other steps it lies.
+    /// Number of enclosing steps.
     depth: usize,
     from: u64,
     to: u64,
 }
 
 impl Timings {
-    /// Begins to note, for a program that began at `start`. Before the first child
-    /// is made.
+    /// Starts recording, for a program that started at `start`. Must be called before the first
+    /// child process starts.
     ///
     /// # Errors
-    /// Without memory for the children's marks.
+    /// [`Failure`] if there is no memory for the children's marks.
     pub fn begin(start: u64) -> Result<Self, Failure> {
         marks::reserve().map_err(|e| Failure::new(format!("cannot reserve memory for the timings: {e}")))?;
         let timings = Self { start, steps: Arc::default() };
@@ -64,7 +64,7 @@ impl Timings {
         }
     }
 
-    /// A table for a person: milliseconds, in the order in which the steps began.
+    /// Returns a table for the user: milliseconds, in the order in which the steps began.
     pub fn table(&self) -> String {
         let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner).clone();
         steps.sort_by_key(|step| (step.from, step.depth));
@@ -78,13 +78,13 @@ impl Timings {
         out
     }
 
-    /// Which spans and events are of use.
+    /// Returns whether a span or event is recorded.
     pub fn wants(metadata: &Metadata<'_>) -> bool {
         metadata.target() == TIMES_TARGET || (metadata.is_span() && metadata.target().starts_with("stockade"))
     }
 }
 
-/// When a span began.
+/// Start time of a span.
 struct Began(u64);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Timings {

@@ -1,6 +1,5 @@
-//! What happens inside, for whoever looks: `STOCKADE_LOG` tells it on standard error
-//! while it happens, `--timings` at the end where the time went. Off unless asked for;
-//! then nothing of it is set up.
+//! Diagnostics: `STOCKADE_LOG` prints events on standard error as they happen, `--timings` shows
+//! the duration of each step at the end. Off by default; then no subscriber is set up.
 
 use tracing_subscriber::filter::{EnvFilter, filter_fn};
 use tracing_subscriber::fmt::format::FmtSpan;
@@ -10,11 +9,11 @@ use tracing_subscriber::prelude::*;
 use crate::failure::Failure;
 use crate::timings::Timings;
 
-/// Starts tracing where `STOCKADE_LOG` holds a filter, e.g. `debug` or
-/// `stockade_native=trace`, or where there are timings to note.
+/// Starts tracing if `STOCKADE_LOG` contains a filter, e.g. `debug` or `stockade_native=trace`, or
+/// if timings are recorded.
 ///
 /// # Errors
-/// When the filter cannot be read.
+/// [`Failure`] if the filter cannot be parsed.
 pub fn start(timings: Option<&Timings>) -> Result<(), Failure> {
     let log = std::env::var_os("STOCKADE_LOG").filter(|filter| !filter.is_empty());
     if log.is_none() && timings.is_none() {
@@ -26,8 +25,8 @@ pub fn start(timings: Option<&Timings>) -> Result<(), Failure> {
     };
     let filter = log.map(|filter| filter.into_string().map_err(|_| unreadable())).transpose()?;
     let filter = filter.map(|filter| EnvFilter::try_new(filter).map_err(|_| unreadable())).transpose()?;
-    // Without colour, beside the command's output; with the time since the
-    // start, and at the end of each step how long it took.
+    // Without colour, beside the command's output; with the time since the start, and with the
+    // duration at the end of each step.
     let told = filter.map(|filter| {
         tracing_subscriber::fmt::layer()
             .with_writer(std::io::stderr)

@@ -1,5 +1,4 @@
-//! What was typed of `stockade changes` and `stockade undo`. Types only, as in
-//! [`crate::args`].
+//! Arguments of `stockade changes` and `stockade undo`. Types only, as in [`crate::args`].
 
 use std::ffi::OsString;
 
@@ -8,14 +7,14 @@ use clap::Args;
 /// `stockade changes`.
 #[derive(Args, Debug)]
 pub struct ChangesArgs {
-    /// Which run, and which paths of its workspace [default: the last one of this
-    /// workspace, everything]. An id may be shortened.
+    /// The run, and paths in its workspace [default: the last run of this workspace, everything].
+    /// An id may be shortened.
     #[arg(value_name = "RUN|PATH", conflicts_with = "runs")]
     pub target: Vec<OsString>,
     /// List the runs that can be undone, the newest first.
     #[arg(long)]
     pub runs: bool,
-    /// Show the lines that differ.
+    /// Show the changed lines.
     #[arg(long, conflicts_with = "runs")]
     pub diff: bool,
     /// Answer as one JSON object a line.
@@ -26,15 +25,15 @@ pub struct ChangesArgs {
 /// `stockade undo`.
 #[derive(Args, Debug)]
 pub struct UndoArgs {
-    /// Which run, and which paths of its workspace [default: the last one of this
-    /// workspace, everything]. An id may be shortened.
+    /// The run, and paths in its workspace [default: the last run of this workspace, everything].
+    /// An id may be shortened.
     #[arg(value_name = "RUN|PATH")]
     pub target: Vec<OsString>,
-    /// Restore the rest where something was changed after the run. Without, nothing is
-    /// done then.
+    /// Restore the rest if some files were changed after the run. Without it nothing is restored
+    /// then.
     #[arg(long)]
     pub skip_conflicts: bool,
-    /// Remove what is kept of the run, and restore nothing.
+    /// Remove the backups of the run, and restore nothing.
     #[arg(long, conflicts_with = "skip_conflicts")]
     pub forget: bool,
     /// Answer as one JSON object.

@@ -1,4 +1,4 @@
-//! Files that configuration names: read whole, bounded, never waited for.
+//! Reads files that the configuration names: completely, with a size limit, without blocking.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -7,12 +7,12 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// What a regular file holds, no more than `limit_bytes` of it, and what it is.
+/// Reads at most `limit_bytes` of a regular file, and returns its metadata too.
 ///
 /// # Errors
-/// Why it cannot be read, for a person.
+/// The reason why it cannot be read, for a user.
 pub fn read(path: &Path, limit_bytes: u64) -> Result<(Vec<u8>, Metadata), String> {
-    // A fifo is not waited for.
+    // A FIFO must not block.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path).map_err(|error| error.to_string())?;
     let metadata = file.metadata().map_err(|error| error.to_string())?;

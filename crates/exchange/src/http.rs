@@ -1,6 +1,6 @@
-//! One HTTP exchange: one request, one response, then the connection is closed.
-//! Redirects are not followed, no proxy is used, nothing is kept, and all of it,
-//! from the lookup of the name to the last byte, has one end in time.
+//! One HTTP exchange: one request, one response, then the connection is closed. Follows no
+//! redirects, uses no proxy and stores nothing. One time-out covers it all, from the name lookup to
+//! the last byte.
 
 use std::io;
 use std::path::PathBuf;
@@ -23,66 +23,67 @@ use crate::names::{LookupError, Names};
 const MAX_HEAD_BYTES: usize = 16 * 1024;
 /// Longest body of a response, in bytes.
 const MAX_BODY_BYTES: u64 = 64 * 1024;
-/// How much of a file of certificates is read, in bytes.
+/// Largest part of a file of certificates that is read, in bytes.
 const MAX_AUTHORITIES_BYTES: u64 = 1 << 20;
 
-/// Whom the endpoint's certificate must come from.
+/// Certificate authorities for the endpoint's certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Authorities {
-    /// Those that this machine trusts.
+    /// The authorities that this machine trusts.
     #[default]
     Machine,
-    /// Those in this file, as PEM, alone.
+    /// Only those in this file, as PEM.
     File(PathBuf),
 }
 
-/// Why there is no response. Never holds the other end's own text.
+/// Reason for a missing response. Its message contains no text of the other end but the names in
+/// its certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
-    /// Nobody knows its name.
+    /// The name does not exist.
     #[error("there is no host of this name")]
     NoSuchHost,
-    /// The name servers did not say.
+    /// The name servers did not answer the query.
     #[error("its name cannot be looked up: {0}")]
     Lookup(String),
-    /// The time was over.
+    /// The time-out expired.
     #[error("it did not answer in time")]
     TimedOut,
-    /// Nothing says whom to trust.
+    /// There are no trusted authorities.
     #[error("this machine has no certificates to check it with")]
     NoAuthorities,
-    /// A file of certificates.
+    /// A file of certificates cannot be read.
     #[error("the certificates in {} cannot be read: {why}", RawText::from(.path.as_path()).escaped())]
     Authorities {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// It is not whom it says.
+    /// The certificate is not accepted.
     #[error("its certificate is not accepted: {0}")]
     Certificate(rustls::CertificateError),
-    /// TLS failed otherwise.
+    /// Another error of TLS.
     #[error("no encrypted connection comes about: {0}")]
     Tls(rustls::Error),
-    /// TCP failed.
+    /// An error of TCP.
     #[error("it cannot be reached: {0}")]
     Connection(io::ErrorKind),
-    /// It ended too early.
+    /// The response ended too early.
     #[error("its answer was cut off")]
     CutOff,
-    /// More than is read.
+    /// The response is longer than the limit.
     #[error("its answer is too long")]
     TooLong,
-    /// No HTTP, or of a kind that was not offered.
+    /// The response is not HTTP, or has an encoding that was not offered.
     #[error("its answer is no HTTP that is understood here")]
     Malformed,
-    /// It refused.
+    /// The status is not a success.
     #[error("it answered with status {status}{}", meaning(*status))]
     Status {
-        /// With this code.
+        /// The status code.
         status: u16,
-        /// What came with it, for the record.
+        /// The body of the response, for the audit log.
         body: Vec<u8>,
     },
 }
@@ -97,11 +98,11 @@ fn meaning(status: u16) -> &'static str {
     }
 }
 
-/// Sends `body`, which is JSON, and receives the body of the response. Values of headers
-/// are kept out of what is logged.
+/// Sends the JSON text `body`, and receives the body of the response. Marks header values as
+/// sensitive, so that they are not logged.
 ///
 /// # Errors
-/// When there is none, or it says that it is none of success.
+/// [`ExchangeError`] if there is no response, or if its status is not a success.
 pub fn exchange(
     endpoint: &Endpoint,
     authorities: &Authorities,
@@ -121,13 +122,13 @@ pub fn exchange(
     let body = receive(&mut response);
     match status {
         200..=299 => body,
-        // Why it does not answer is worth a look, where it can be had.
+        // The body may contain the reason, if it can be read.
         status => Err(ExchangeError::Status { status, body: body.unwrap_or_default() }),
     }
 }
 
 fn receive(response: &mut Response<Body>) -> Result<Vec<u8>, ExchangeError> {
-    // It was not offered, and what it unfolds to would be bounded by nothing.
+    // The encoding was not offered, and the decoded length would have no limit.
     if response.headers().get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
         return Err(ExchangeError::Malformed);
     }
@@ -158,7 +159,7 @@ fn agent(endpoint: &Endpoint, authorities: &Authorities, within: Duration) -> Re
 
 fn trusted(authorities: &Authorities) -> Result<Vec<Certificate<'static>>, ExchangeError> {
     let trusted = match authorities {
-        // A certificate that cannot be read is one that is not trusted.
+        // An unreadable certificate is not trusted.
         Authorities::Machine => rustls_native_certs::load_native_certs().certs,
         Authorities::File(path) => {
             let unreadable = |why: String| ExchangeError::Authorities { path: path.clone(), why };

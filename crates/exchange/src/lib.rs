@@ -1,9 +1,8 @@
-//! One HTTP exchange with an endpoint that the person's own configuration names: its
-//! name looked up without the C library, its certificate checked, no redirect, no proxy,
-//! and everything bounded. What leaves this machine besides what commands do leaves it
-//! here.
+//! One HTTP exchange with an endpoint that the user's own configuration names. Resolves the name
+//! without the C library, checks the certificate, follows no redirect, uses no proxy, and limits
+//! every size. All requests of Stockade itself to other machines use this crate.
 //!
-//! It must not know what is sent, nor why.
+//! This crate must not know the content of a request, nor its reason.
 
 #![forbid(unsafe_code)]
 

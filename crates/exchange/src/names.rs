@@ -1,9 +1,9 @@
-//! From the endpoint's host to its addresses: as the machine does, by its file
-//! of hosts and its name servers.
+//! Resolves the endpoint's host to addresses, as the machine does: with its hosts file and its name
+//! servers.
 //!
-//! Not by the C library: the program is static, and `getaddrinfo` would load the
-//! machine's modules into it. What a name server says is trusted with nothing:
-//! the other end proves its name with a certificate.
+//! Does not use the C library: the program is static, and `getaddrinfo` would load the machine's
+//! modules into it. Answers of a name server are not trusted: the endpoint proves its name with a
+//! certificate.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -17,14 +17,14 @@ use ureq::http::Uri;
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
 
-/// Addresses that are tried.
+/// Most addresses that are tried.
 const MAX_ADDRESSES: usize = 4;
 
-/// Finds the addresses of one endpoint, whatever it is asked for.
+/// Resolver of one endpoint, whatever name it is asked for.
 #[derive(Debug)]
 pub(crate) struct Names(pub(crate) Endpoint);
 
-/// Why a name could not be looked up.
+/// Reason why a name could not be resolved.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct LookupError(pub(crate) String);
@@ -36,10 +36,10 @@ impl Resolver for Names {
             Err(_) => look_up(self.0.host(), *timeout.after).unwrap_or(Err(ureq::Error::Timeout(timeout.reason)))?,
         };
         if !self.0.is_encrypted() {
-            // `http` was accepted for this machine alone.
+            // `http` was accepted only for this machine itself.
             addresses.retain(IpAddr::is_loopback);
         }
-        // A machine without a way out over IPv6 is more common than one without IPv4.
+        // Machines without an IPv6 route are more common than those without IPv4.
         addresses.sort_by_key(IpAddr::is_ipv6);
         if addresses.is_empty() {
             return Err(ureq::Error::HostNotFound);
@@ -52,7 +52,7 @@ impl Resolver for Names {
     }
 }
 
-/// `None` where no answer came in time.
+/// Resolves a name; `None` if no answer arrived in time.
 fn look_up(host: &str, within: Duration) -> Option<Result<Vec<IpAddr>, ureq::Error>> {
     let failed = |error: &dyn std::fmt::Display| ureq::Error::Other(Box::new(LookupError(error.to_string())));
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

@@ -1,11 +1,10 @@
-//! The commands that clone a repository into a workspace: run inside the sandbox,
-//! as any other, so that they reach their server through the door alone.
+//! The commands that clone a repository into a workspace. They run inside the sandbox as any other,
+//! so they reach their server only through the egress proxy.
 //!
-//! Whoever made the repository, or answers for its server, is not trusted. What git
-//! would do beside fetching and checking out is turned off for these commands:
-//! hooks and templates, submodules, transports that start programs, credential
-//! helpers and prompts, settings of the system and the home directory (which could
-//! name filters, hooks and helpers). What a repository itself cannot set is not
+//! The author of the repository and its server are not trusted. Git may only fetch and check out.
+//! These commands turn off hooks and templates, submodules, transports that start programs,
+//! credential helpers and prompts. They also ignore settings of the system and the home directory,
+//! which could name filters, hooks and helpers. Settings that a repository cannot make are not
 //! listed: a clone takes no configuration from its server.
 
 use std::path::Path;
@@ -13,17 +12,17 @@ use std::path::Path;
 use stockade_engine::INSIDE_WORKSPACE;
 use stockade_model::{Grant, RawText, RepositoryUrl, Revision, TargetPattern};
 
-/// Variables that hold for each step.
+/// Variables of each step.
 const VARIABLES: &[(&str, &str)] = &[
-    // Whatever the image or an earlier command left.
+    // Settings of the image or of an earlier command.
     ("GIT_CONFIG_NOSYSTEM", "1"),
     ("GIT_CONFIG_GLOBAL", "/dev/null"),
     ("GIT_ATTR_NOSYSTEM", "1"),
-    // Nobody is there to answer.
+    // No user can answer.
     ("GIT_TERMINAL_PROMPT", "0"),
     ("GIT_ASKPASS", "/bin/false"),
     ("SSH_ASKPASS", "/bin/false"),
-    // `ext::` and `fd::` start programs, `file://` and `ssh://` reach elsewhere.
+    // `ext::` and `fd::` start programs; `file://` and `ssh://` reach other sources.
     ("GIT_ALLOW_PROTOCOL", "http:https"),
     ("GIT_PROTOCOL_FROM_USER", "0"),
     ("GIT_SSH_COMMAND", "/bin/false"),
@@ -31,7 +30,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("GIT_LFS_SKIP_SMUDGE", "1"),
 ];
 
-/// Settings that outweigh every file.
+/// Settings that override every file.
 const SETTINGS: &[&str] = &[
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
@@ -45,24 +44,24 @@ const SETTINGS: &[&str] = &[
     "advice.detachedHead=false",
 ];
 
-/// A clone, as commands.
+/// Commands of a clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clone {
-    /// What is run, one after the other, in the workspace; the first that fails ends it.
+    /// Commands to run one after the other in the workspace, until one fails.
     pub commands: Vec<Vec<RawText>>,
-    /// What they need: to reach the server, and to make what is protected by its name
-    /// in the workspace.
+    /// Grants that they need: to connect to the server, and to create protected names in the
+    /// workspace.
     pub grants: Vec<Grant>,
 }
 
-/// The commands that make the workspace, their current directory, a clone.
+/// Returns the commands that turn the workspace, their working directory, into a clone.
 pub fn steps(url: &RepositoryUrl, revision: Option<&Revision>) -> Clone {
     let mut clone = vec!["clone", "--quiet", "--no-recurse-submodules", "--template=", "--origin=origin"];
     if revision.is_some() {
         clone.push("--no-checkout");
     }
     clone.extend(["--", url.as_str(), "."]);
-    // A branch, a tag or a commit: each as the clone knows it. Never a path.
+    // A branch, a tag or a commit, as the clone names it. Never a path.
     let check_out = |revision: &Revision| {
         git(["checkout", "--quiet", "--no-recurse-submodules", revision.as_str(), "--"].into_iter())
     };
@@ -72,22 +71,22 @@ pub fn steps(url: &RepositoryUrl, revision: Option<&Revision>) -> Clone {
     Clone { commands, grants }
 }
 
-/// The command that names what is checked out, on its standard output.
+/// Returns the command that prints the checked-out commit.
 pub fn head() -> Vec<RawText> {
     git(["rev-parse", "--verify", "--end-of-options", "HEAD^{commit}"].into_iter())
 }
 
-/// The commands that tell on standard output how the workspace differs from a commit,
-/// new files among it: whatever was committed since, and whatever the repository's own
-/// settings became. Those can still name filters, which run inside as all else does.
+/// Returns the commands that print how the workspace differs from a commit, including new files.
+/// Later commits and changed settings of the repository do not matter. Those settings can still
+/// name filters, which run inside the sandbox.
 pub fn diff(base: &Revision) -> [Vec<RawText>; 2] {
     let new_files = ["add", "--all", "--intent-to-add", "--", "."];
     let compare = ["diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", base.as_str(), "--"];
     [git(new_files.into_iter()), git(["--no-pager"].into_iter().chain(compare))]
 }
 
-/// The powers over a repository in a workspace of the sandbox's own: whatever trusts
-/// it is inside as well.
+/// Returns the grants for a repository in a workspace of the sandbox's own. Only programs inside
+/// the sandbox trust it.
 pub fn repository_grants() -> impl Iterator<Item = Grant> {
     [".git", ".git/config", ".git/hooks", ".gitmodules"]
         .into_iter()

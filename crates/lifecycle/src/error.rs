@@ -1,41 +1,41 @@
-//! Why something could not be done with a sandbox.
+//! Errors of the lifecycle of sandboxes.
 
 use stockade_engine::SandboxError;
 use stockade_files::{FilesError, PathError};
 use stockade_model::{RawText, SandboxId};
 use stockade_store::sandboxes::SandboxError as KeptError;
 
-/// Why something could not be done. Shown to a person.
+/// Error of an operation on a sandbox. Shown to a user.
 #[derive(Debug, thiserror::Error)]
 pub enum LifecycleError {
-    /// It is not known, in another state, or in use; or the store failed.
+    /// The sandbox is not known, in another state, or in use; or the store failed.
     #[error(transparent)]
     Kept(#[from] KeptError),
-    /// Its walls could not be made or found.
+    /// The isolation of the sandbox could not be set up or found.
     #[error("{}", said(.0))]
     Walls(#[from] SandboxError),
-    /// No kind of sandbox can do what is asked for.
+    /// No kind of sandbox meets the requirements.
     #[error("no sandbox can be had: {0}\nhint: `stockade doctor` shows what this machine can do")]
     NoKind(String),
-    /// A directory of the host cannot serve.
+    /// A directory of the host cannot be a workspace.
     #[error("`{}` cannot be a workspace: {why}\nhint: name a directory of yours by its ordinary path", directory.escaped())]
     Directory {
-        /// Which.
+        /// The directory.
         directory: RawText,
-        /// Why not.
+        /// The reason.
         why: String,
     },
     /// The workspace could not be copied.
     #[error("the workspace could not be copied: {0}")]
     Copy(#[from] FilesError),
-    /// What it keeps could not be made or removed.
+    /// The files of the sandbox could not be created or removed.
     #[error("what the sandbox `{id}` keeps could not be {what}: {source}")]
     Place {
-        /// Which.
+        /// Id of the sandbox.
         id: SandboxId,
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
-        /// Why not.
+        /// The cause.
         source: PathError,
     },
 }

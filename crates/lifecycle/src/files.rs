@@ -1,4 +1,4 @@
-//! The files of a sandbox, reached without its walls.
+//! Access to the files of a sandbox from the host, without its namespaces.
 
 use std::path::Path;
 
@@ -10,12 +10,12 @@ use stockade_store::sandboxes::Use;
 use crate::LifecycleError;
 use crate::places::{self, Places};
 
-/// A tree of a sandbox that is used. `guard` gets the path of a workspace that is a
-/// directory of the host, and makes the rules for changes in it: the host trusts what its
-/// protected names hold. In a workspace of the sandbox's own no program outside does.
+/// Opens a tree of a sandbox in use. If the workspace is a directory of the host, `guard` gets its
+/// path and returns the rules for changes in it: the host trusts files with protected names. No
+/// program of the host trusts files in a workspace of the sandbox's own.
 ///
 /// # Errors
-/// When it is not there.
+/// [`LifecycleError::Place`] if the tree cannot be opened.
 pub fn files(used: &Use, which: Which, guard: impl FnOnce(&Path) -> Guard) -> Result<Tree, LifecycleError> {
     let source = &used.record().spec.workspace;
     let places = Places::of(used.path(), source);

@@ -1,4 +1,4 @@
-//! What is done with sandboxes as a whole.
+//! Operations on whole sandboxes.
 
 use std::sync::Arc;
 
@@ -14,55 +14,55 @@ use stockade_store::sandboxes::{Due, Sandboxes as Store, Use};
 use crate::places::{self, Places};
 use crate::{HiddenFiles, LifecycleError};
 
-/// What is asked for, resolved as far as only the caller can.
+/// Requested sandbox, resolved as far as only the caller can.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// What it is to be.
+    /// Specification of the sandbox.
     pub spec: SandboxSpec,
-    /// The profile that the specification names, its limits lowered to the specification's.
+    /// The profile that the specification names, with limits lowered to the specification's.
     pub profile: Profile,
-    /// What no copy of a directory of the host takes along.
+    /// Files that are never copied from a directory of the host.
     pub hidden: HiddenFiles,
 }
 
 /// A sandbox that this process uses.
 pub struct Opened {
-    /// It.
+    /// The sandbox.
     pub sandbox: Box<dyn Sandbox>,
-    /// That it is used: given back with [`Lifecycle::leave`].
+    /// The use of the sandbox, which ends with [`Lifecycle::leave`].
     pub used: Use,
-    /// Whether its processes were gone and its walls are new, around what it keeps.
+    /// True if its processes were gone, so that it was recreated around its files.
     pub is_anew: bool,
-    /// Of one that was made now: why the kinds that are preferred to its own do not serve.
+    /// For a new sandbox: the reasons against the kinds that are preferred to its own.
     pub passed_over: Vec<String>,
-    /// What of the directory that its workspace is a copy of was left out.
+    /// Files that were left out of the copy in its workspace.
     pub left_out: Vec<LeftOut>,
 }
 
 impl Opened {
-    /// One that was made before.
+    /// Wraps an existing sandbox.
     fn again(sandbox: Box<dyn Sandbox>, used: Use, is_anew: bool) -> Self {
         Self { sandbox, used, is_anew, passed_over: Vec::new(), left_out: Vec::new() }
     }
 }
 
-/// Why a sandbox is destroyed.
+/// Reason for destroying a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Somebody said so.
+    /// A user requested it.
     Asked,
-    /// Its time to live is over.
+    /// The lifetime has ended.
     Expired,
-    /// Nobody used it.
+    /// The sandbox was not used.
     Idle,
-    /// The process that made or destroyed it was killed.
+    /// The process that created or destroyed the sandbox was killed.
     Abandoned,
-    /// It is not taken over after a restart.
+    /// The sandbox is not kept after a restart.
     Restarted,
 }
 
 impl Why {
-    /// As a person reads it.
+    /// Returns the text for a user.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Asked => "its user asked for it",
@@ -74,51 +74,52 @@ impl Why {
     }
 }
 
-/// One sandbox that was to be destroyed because nobody wants it any more.
+/// Result of destroying one sandbox in a sweep.
 #[derive(Debug)]
 pub struct Swept {
-    /// Which.
+    /// Id of the sandbox.
     pub id: SandboxId,
-    /// Why.
+    /// Reason.
     pub why: Why,
-    /// What came of it; what failed is tried again by the next.
+    /// Result; the next sweep retries a failure.
     pub done: Result<(), LifecycleError>,
 }
 
-/// All sandboxes of a user, and the kinds that there are here.
+/// All sandboxes of a user, and the kinds available on this machine.
 pub struct Lifecycle {
     store: Arc<Store>,
-    /// In the order in which they are preferred.
+    /// In order of preference.
     kinds: Vec<Arc<dyn Sandboxes>>,
     clock: Arc<dyn Clock>,
     ended: Option<Ended>,
 }
 
-/// Told of one that was destroyed, with why.
+/// Callback for a destroyed sandbox, with the reason.
 type Ended = Box<dyn Fn(&SandboxRecord, &str) + Send + Sync>;
 
 impl Lifecycle {
-    /// Over a store, with kinds of which the first that serves is chosen.
+    /// Creates a lifecycle over a store. The first kind that meets the requirements is chosen.
     pub fn new(store: Arc<Store>, kinds: Vec<Arc<dyn Sandboxes>>, clock: Arc<dyn Clock>) -> Self {
         Self { store, kinds, clock, ended: None }
     }
 
-    /// The same, and `ended` is told of each that was destroyed, with why.
+    /// Sets a callback for each destroyed sandbox, with the reason.
     #[must_use]
     pub fn telling(self, ended: impl Fn(&SandboxRecord, &str) + Send + Sync + 'static) -> Self {
         Self { ended: Some(Box::new(ended)), ..self }
     }
 
-    /// What is known of all of them.
+    /// Returns the store of the sandboxes' records.
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// Makes a sandbox: its directories, then its walls. A clone as its workspace is
-    /// made by commands in it, see [`steps`](crate::steps).
+    /// Creates a sandbox: its directories, then its isolation. Commands in it then clone a
+    /// repository into the workspace, see [`steps`](crate::steps).
     ///
     /// # Errors
-    /// When it cannot be had. It is known as failed then, and nothing of it is left.
+    /// [`LifecycleError`] if it cannot be created. Its record is marked as failed then, and its
+    /// files are removed.
     pub fn create(&self, id: SandboxId, wanted: &Wanted, events: SandboxEvents) -> Result<Opened, LifecycleError> {
         let (kind, passed_over) = self.choose(&id, wanted)?;
         let claim = self.store.begin(id.clone(), wanted.spec.clone(), self.now_ms())?;
@@ -145,11 +146,11 @@ impl Lifecycle {
         }
     }
 
-    /// Begins to use one: it is found again, or its walls are made anew around what
-    /// it keeps.
+    /// Starts using a sandbox. Finds its processes, or recreates it around its files.
     ///
     /// # Errors
-    /// When there is none, it is not ready, or its walls cannot be had.
+    /// [`LifecycleError`] if there is no such sandbox, if it is not ready, or if its isolation
+    /// cannot be set up.
     pub fn open(&self, id: &SandboxId, wanted: &Wanted, events: SandboxEvents) -> Result<Opened, LifecycleError> {
         let used = self.hold(id)?;
         let kind = self.kind_of(used.record())?;
@@ -166,26 +167,26 @@ impl Lifecycle {
         }
     }
 
-    /// Begins to use what one keeps, without its walls: see [`files`](crate::files).
+    /// Starts using the files of a sandbox, without its processes: see [`files`](crate::files).
     ///
     /// # Errors
-    /// When there is none, or it is not ready.
+    /// [`LifecycleError`] if there is no such sandbox, or if it is not ready.
     pub fn hold(&self, id: &SandboxId) -> Result<Use, LifecycleError> {
         Ok(self.store.begin_use(id, self.now_ms())?)
     }
 
-    /// Ends that.
+    /// Ends the use of the files.
     ///
     /// # Errors
-    /// As [`leave`](Self::leave).
+    /// The errors of [`leave`](Self::leave).
     pub fn release(&self, used: Use) -> Result<(), LifecycleError> {
         Ok(self.store.end_use(used, self.now_ms())?)
     }
 
-    /// Lets one live so long from now.
+    /// Extends the lifetime of a sandbox, counted from now.
     ///
     /// # Errors
-    /// When there is none, or it is over.
+    /// [`LifecycleError`] if there is no such sandbox, or if it has ended.
     pub fn extend(&self, id: &SandboxId, ttl: Lifetime) -> Result<(), LifecycleError> {
         Ok(self.store.extend(id, self.now_ms().saturating_add(ttl.ms()))?)
     }
@@ -193,37 +194,37 @@ impl Lifecycle {
     /// Ends a use.
     ///
     /// # Errors
-    /// When that cannot be noted; it is over all the same.
+    /// [`LifecycleError`] if the end cannot be recorded; the use ends nevertheless.
     pub fn leave(&self, opened: Opened) -> Result<(), LifecycleError> {
         drop(opened.sandbox);
         self.release(opened.used)
     }
 
-    /// Stops every process of one that is open.
+    /// Freezes every process of an open sandbox.
     ///
     /// # Errors
-    /// When it cannot be: it goes on then.
+    /// [`LifecycleError`] if that fails: the processes continue then.
     pub fn pause(&self, opened: &Opened) -> Result<(), LifecycleError> {
         opened.sandbox.pause()?;
         self.turn(opened, SandboxState::Paused)
     }
 
-    /// Lets it go on.
+    /// Thaws the processes of an open sandbox.
     ///
     /// # Errors
-    /// When it cannot be: it stays as it is then.
+    /// [`LifecycleError`] if that fails: they stay frozen then.
     pub fn resume(&self, opened: &Opened) -> Result<(), LifecycleError> {
         opened.sandbox.resume()?;
         self.turn(opened, SandboxState::Ready)
     }
 
-    /// Lets one go on that is paused, whoever paused it. Where its processes are gone
-    /// meanwhile the next use has new walls.
+    /// Resumes a paused sandbox, whichever process paused it. If its processes are gone meanwhile,
+    /// the next use recreates it.
     ///
     /// # Errors
-    /// When it is not paused, or cannot go on: it stays as it is then.
+    /// [`LifecycleError`] if it is not paused, or cannot be resumed: it stays paused then.
     pub fn go_on(&self, id: &SandboxId, wanted: &Wanted, events: SandboxEvents) -> Result<(), LifecycleError> {
-        // Nobody uses what is paused, so there is no use to begin.
+        // A paused sandbox is not in use, so no use starts here.
         let record = self.store.expect(id, SandboxState::Paused)?;
         if let Some(sandbox) = self.look(&record, wanted, events)? {
             sandbox.resume()?;
@@ -231,10 +232,10 @@ impl Lifecycle {
         Ok(self.store.change(id, SandboxState::Ready, None, self.now_ms()).map(drop)?)
     }
 
-    /// One as it is now, without using it; nothing where its processes are gone.
+    /// Finds a sandbox without using it; `None` if its processes are gone.
     ///
     /// # Errors
-    /// When it cannot be looked at.
+    /// [`LifecycleError`] if its state cannot be read.
     pub fn look(
         &self,
         record: &SandboxRecord,
@@ -252,12 +253,12 @@ impl Lifecycle {
         Ok(self.store.change(opened.sandbox.id(), state, None, self.now_ms()).map(drop)?)
     }
 
-    /// Destroys one: nobody begins to use it from now on, its processes are ended,
-    /// what it keeps is removed. A workspace that is a directory of the host stays.
+    /// Destroys a sandbox: it cannot be used from now on, its processes are ended, its files are
+    /// removed. A workspace that is a directory of the host stays.
     ///
     /// # Errors
-    /// When something is left of it, or somebody still uses it. It is being destroyed
-    /// all the same, and the next sweep goes on with that.
+    /// [`LifecycleError`] if some part remains, or if it is still in use. It stays marked for
+    /// destruction, and the next sweep continues.
     pub fn destroy(&self, id: &SandboxId, why: Why) -> Result<(), LifecycleError> {
         self.remove(id, why.as_str())
     }
@@ -265,7 +266,7 @@ impl Lifecycle {
     fn remove(&self, id: &SandboxId, why: &str) -> Result<(), LifecycleError> {
         let record = self.store.change(id, SandboxState::Destroying, Some(why), self.now_ms())?;
         match self.remove_all(&record) {
-            // Somebody else who looked went on with it, and was faster.
+            // Another process that swept has destroyed it meanwhile.
             Err(_) if self.is_over(id) => return Ok(()),
             removed => removed?,
         }
@@ -284,18 +285,18 @@ impl Lifecycle {
         self.remove_places(&record.id)
     }
 
-    /// The end of one that has no walls any more.
+    /// Removes the files of a sandbox without processes.
     fn remove_places(&self, id: &SandboxId) -> Result<(), LifecycleError> {
         let claim = self.store.claim(id)?;
         places::remove(claim.path(), id)?;
         Ok(self.store.close(claim, self.now_ms())?)
     }
 
-    /// Destroys those whose time is over and those that somebody left half made or
-    /// half destroyed. For every use of sandboxes to begin with.
+    /// Destroys sandboxes whose lifetime has ended, and those that were abandoned while they were
+    /// created or destroyed. To be called before every use of sandboxes.
     ///
     /// # Errors
-    /// When the store failed; what becomes of each is in the answer.
+    /// [`LifecycleError`] if the store failed; the result contains the outcome of each sandbox.
     pub fn sweep(&self) -> Result<Vec<Swept>, LifecycleError> {
         self.store.remove_strays()?;
         let abandoned = self.store.abandoned()?.into_iter().map(|record| (record, Why::Abandoned));
@@ -307,11 +308,11 @@ impl Lifecycle {
         Ok(all.into_iter().map(|(record, why)| self.swept(record.id, why)).collect())
     }
 
-    /// The same once when an engine begins that is the only one of this store: what
-    /// its predecessor left and is not to be taken over is destroyed as well.
+    /// Sweeps once at the start of an engine that is the only one of this store. It also destroys
+    /// the predecessor's sandboxes that are not kept after a restart.
     ///
     /// # Errors
-    /// As [`sweep`](Self::sweep).
+    /// The errors of [`sweep`](Self::sweep).
     pub fn recover(&self) -> Result<Vec<Swept>, LifecycleError> {
         let mut swept = self.sweep()?;
         for record in self.store.list()? {
@@ -325,7 +326,7 @@ impl Lifecycle {
 
     fn swept(&self, id: SandboxId, why: Why) -> Swept {
         let done = match self.destroy(&id, why) {
-            // As in there, before it began.
+            // As in `remove`, but before it started.
             Err(_) if self.is_over(&id) => Ok(()),
             done => done,
         };
@@ -337,8 +338,8 @@ impl Lifecycle {
         found.is_ok_and(|record| record.is_some_and(|record| record.state == SandboxState::Destroyed))
     }
 
-    /// One that could not be made leaves nothing: whoever failed to make its walls has
-    /// removed them, and may not even be there to be asked again.
+    /// Removes a sandbox whose creation failed. The backend that failed has removed its own parts,
+    /// and may not be available for another request.
     fn give_up(&self, id: &SandboxId, error: &LifecycleError) {
         let why = error.to_string();
         let ends = || {
@@ -351,8 +352,8 @@ impl Lifecycle {
         }
     }
 
-    /// The kind that was asked for, whether it serves or not, or the first that does;
-    /// and those that were preferred, with why they do not.
+    /// Returns the requested kind without a check of its requirements, or the first kind that meets
+    /// them. Also returns the reasons against the preferred kinds.
     fn choose(&self, id: &SandboxId, wanted: &Wanted) -> Result<(&Arc<dyn Sandboxes>, Vec<String>), LifecycleError> {
         let asked = wanted.spec.backend;
         if asked != BackendChoice::Auto {

@@ -1,9 +1,8 @@
-//! Sandboxes that last, from their first directory to their last: what is asked
-//! for becomes a plan, the plan becomes a sandbox of some kind, and what is left of
-//! it is found and removed by whoever comes next.
+//! Persistent sandboxes, from their creation to their removal. A request becomes a plan, the plan
+//! becomes a sandbox of some kind, and a later process finds and removes abandoned ones.
 //!
-//! Absent on purpose: how walls are made ([`stockade_engine::Sandboxes`]), what may
-//! be run in them (the engine), who is asked.
+//! Not part of this crate: how isolation is set up ([`stockade_engine::Sandboxes`]), which commands
+//! may run (the engine), and questions.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! The directories of a sandbox: a workspace and a home beneath its own, unless its
-//! workspace is a directory of the host, which is never made, filled or removed.
+//! The directories of a sandbox: a workspace and a home beneath its own directory. A workspace that
+//! is a directory of the host is never created, filled or removed.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use crate::{HiddenFiles, LifecycleError};
 const WORKSPACE: &str = "workspace";
 const HOME: &str = "home";
 
-/// Most files of a workspace that is copied, where no limit says otherwise.
+/// Most files of a copied workspace, if no limit is set.
 const COPIED_ENTRIES_MAX: u64 = 2_000_000;
 
-/// Where a sandbox keeps what.
+/// Paths of a sandbox's directories.
 #[derive(Debug)]
 pub(crate) struct Places {
     pub workspace: PathBuf,
@@ -27,7 +27,7 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Those of a sandbox with this directory.
+    /// Returns the paths of a sandbox with this directory.
     pub fn of(directory: &Path, source: &WorkspaceSource) -> Self {
         let workspace = match source {
             WorkspaceSource::Bind { directory } => directory.as_raw().as_path().to_owned(),
@@ -36,8 +36,8 @@ impl Places {
         Self { workspace, home: directory.join(HOME) }
     }
 
-    /// The same of one that is about to be used. A directory of the host may have been
-    /// exchanged for a link since the sandbox was made.
+    /// Returns the paths of a sandbox that is about to be used. Checks a directory of the host,
+    /// because a link may have replaced it since the sandbox was created.
     pub fn open(directory: &Path, source: &WorkspaceSource) -> Result<Self, LifecycleError> {
         if let WorkspaceSource::Bind { directory } = source {
             host_directory(directory)?;
@@ -45,8 +45,8 @@ impl Places {
         Ok(Self::of(directory, source))
     }
 
-    /// Makes them, and puts into the workspace what it begins with from the host. Says
-    /// what of that was left out.
+    /// Creates the directories, and copies the initial content from the host into the workspace.
+    /// Returns the files that were left out.
     pub fn make(
         directory: &Path,
         id: &SandboxId,
@@ -78,8 +78,8 @@ impl Places {
     }
 }
 
-/// Removes what a sandbox keeps beside its lock. What its commands left may forbid
-/// itself to be removed; that is overcome.
+/// Removes the files of a sandbox except its lock. Changes permissions of its commands' files if
+/// they prevent the removal.
 pub(crate) fn remove(directory: &Path, id: &SandboxId) -> Result<(), LifecycleError> {
     let failed = |source: PathError| LifecycleError::Place { id: id.clone(), what: "removed", source };
     let own = match hold(directory, ResolveFlags::empty()) {
@@ -96,8 +96,8 @@ pub(crate) fn remove(directory: &Path, id: &SandboxId) -> Result<(), LifecycleEr
     Ok(())
 }
 
-/// A directory of the host that may be a workspace: named without links, so that
-/// it is the one that was meant.
+/// Opens a directory of the host that may be a workspace. Its path must not contain links, so that
+/// it is the intended one.
 fn host_directory(directory: &HostDirectory) -> Result<OwnedFd, LifecycleError> {
     let raw = directory.as_raw();
     let refused = |why: &str| LifecycleError::Directory { directory: raw.clone(), why: why.to_owned() };
@@ -105,13 +105,13 @@ fn host_directory(directory: &HostDirectory) -> Result<OwnedFd, LifecycleError> 
         Errno::LOOP => refused("a link leads there"),
         errno => refused(&errno.to_string()),
     })?;
-    // One that may only be named is none that can be worked in.
+    // A directory without read permission is not usable as a workspace.
     openat(&held, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| refused(&errno.to_string()))?;
     Ok(held)
 }
 
-/// Holds a directory that no link leads to.
+/// Opens a directory whose path contains no link.
 pub(crate) fn hold_plain(path: &Path) -> Result<OwnedFd, Errno> {
     hold(path, ResolveFlags::NO_SYMLINKS)
 }

@@ -1,4 +1,4 @@
-//! Files of the host that no copy takes along.
+//! Files of the host that are never copied.
 
 use std::collections::HashSet;
 use std::fs::{Metadata, metadata, symlink_metadata};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use stockade_files::{TreePath, Withhold};
 
-/// Files and directories that are hidden, by their paths and by what they are.
+/// Hidden files and directories, by path and by device and inode.
 #[derive(Clone, Debug, Default)]
 pub struct HiddenFiles {
     paths: Vec<PathBuf>,
@@ -16,7 +16,7 @@ pub struct HiddenFiles {
 }
 
 impl HiddenFiles {
-    /// Looks these absolute paths up. A path that does not exist hides its name alone.
+    /// Looks these absolute paths up. For a path that does not exist, only its name is hidden.
     pub fn of(paths: impl IntoIterator<Item = PathBuf>) -> Self {
         let mut hidden = Self::default();
         for path in paths {
@@ -28,14 +28,15 @@ impl HiddenFiles {
         hidden
     }
 
-    /// Whether `path`, which is absolute and without links, is hidden, or lies in what is.
+    /// Returns whether `path` is hidden or inside a hidden directory. `path` is absolute and
+    /// without links.
     pub fn holds(&self, path: &Path) -> bool {
         self.paths.iter().any(|hidden| path.starts_with(hidden))
             || path.ancestors().any(|above| symlink_metadata(above).is_ok_and(|found| self.is_object(&found)))
     }
 
-    /// Withholds them from copies of `directory`, whatever their names in it are: a second
-    /// name of a file, or a mount of a directory, is hidden as the first is.
+    /// Withholds them from copies of `directory`, whatever their names in it are. So a second name
+    /// of a file, or a mount of a directory, is hidden too.
     pub fn withhold_from(self, directory: PathBuf) -> Withhold {
         Arc::new(move |path: &TreePath, stat| {
             let path = directory.join(path.as_path());

@@ -1,13 +1,13 @@
-//! What a model said, read strictly. It is a text by somebody who may have been
-//! talked into it: bounded here, escaped wherever it is shown.
+//! Strict parser for a model's answer. The text is untrusted, because a command may have influenced
+//! the model: it is limited here, and escaped wherever it is shown.
 
 use serde::Deserialize;
 use stockade_model::{Opinion, RawText, Risk, RiskCategory};
 
-/// Characters of a summary that are kept.
+/// Most characters of a summary.
 const MAX_SUMMARY_CHARACTERS: usize = 300;
 
-/// Why a model's answer gives no opinion. Never holds the answer's own text.
+/// Reason why a model's answer contains no opinion. Never contains the answer's own text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AnswerError {
     #[error("its answer is not in the form it was asked for")]
@@ -20,7 +20,7 @@ pub(crate) enum AnswerError {
     Unfinished,
 }
 
-/// More keys than these are ignored: they change nothing.
+/// Further keys are ignored, because they have no effect.
 #[derive(Deserialize)]
 struct Said {
     summary: String,
@@ -28,12 +28,12 @@ struct Said {
     categories: Vec<String>,
 }
 
-/// Reads the structured part of an answer.
+/// Parses the structured part of an answer.
 pub(crate) fn opinion(said: serde_json::Value) -> Result<Opinion, AnswerError> {
     let said: Said = serde_json::from_value(said).map_err(|_| AnswerError::Malformed)?;
     let known = [Risk::Low, Risk::Medium, Risk::High, Risk::Critical];
     let risk = known.into_iter().find(|risk| risk.name() == said.risk).ok_or(AnswerError::UnknownRisk)?;
-    // A kind of harm that there is no name for is one all the same.
+    // An unknown category counts as `Other`, because it still names a harm.
     let mut categories: Vec<RiskCategory> = said.categories.iter().map(|name| category(name)).collect();
     categories.sort_unstable();
     categories.dedup();

@@ -1,6 +1,6 @@
-//! What a session may spend on reviews: calls, and bytes both ways. Kept in a
-//! small file for each session, because a session is many runs; without a
-//! session, in memory. What cannot be read or written is used up.
+//! The budget of a session for reviews: calls, and bytes both ways. Stored in a small file for each
+//! session, because a session has many runs; without a session, in memory. If the file cannot be
+//! read or written, the budget counts as used up.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{Read, Seek, Write};
@@ -11,21 +11,21 @@ use std::time::{Duration, Instant};
 
 use stockade_model::SessionId;
 
-/// How long another run's use of the same file is waited for.
+/// Time-out for the lock of the file, which another run may hold.
 const LOCK_WAIT: Duration = Duration::from_millis(200);
-/// After this time a session is over, and its file goes.
+/// A session's file is removed after this time.
 const KEPT: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// Old files that are looked for at a time, at most.
+/// Most old files that are examined at a time.
 const MAX_LOOKED_AT: usize = 1_000;
 
-/// What was spent.
+/// The spent part of a budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Spent {
     calls: u64,
     bytes: u64,
 }
 
-/// Limits, and where what was spent is kept.
+/// Limits, and the location of the spent amounts.
 #[derive(Debug)]
 pub(crate) struct Budget {
     calls: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Budget {
     here: Mutex<Spent>,
 }
 
-/// Why nothing may be spent.
+/// Reason why no call is allowed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BudgetError {
     #[error("the budget of this session is used up ({0} of them)")]
@@ -50,7 +50,7 @@ impl Budget {
         Self { calls, bytes, directory, here: Mutex::default() }
     }
 
-    /// Takes one call and its request's bytes, before it is sent.
+    /// Takes one call and the bytes of its request, before it is sent.
     pub(crate) fn take(&self, session: Option<&SessionId>, request_bytes: u64) -> Result<(), BudgetError> {
         self.change(session, |spent| {
             if spent.calls >= self.calls {
@@ -64,7 +64,7 @@ impl Budget {
         })
     }
 
-    /// Adds what was received.
+    /// Adds received bytes.
     pub(crate) fn add(&self, session: Option<&SessionId>, received_bytes: u64) -> Result<(), BudgetError> {
         self.change(session, |spent| Ok(Spent { bytes: spent.bytes.saturating_add(received_bytes), ..spent }))
     }
@@ -79,7 +79,7 @@ impl Budget {
             *here = change(*here)?;
             return Ok(());
         };
-        // An id is letters, digits, `-` and `_`, so it is a file's name.
+        // An id consists of letters, digits, `-` and `_`, so it is a valid file name.
         let path = directory.join(session.as_str());
         let options = || File::options().read(true).write(true).create(true).truncate(false).mode(0o600).to_owned();
         let mut file = match options().open(&path) {
@@ -98,12 +98,12 @@ impl Budget {
         }
         let spent = change(read(&text)?)?;
         file.rewind()?;
-        // Each number has one width, so a shorter text never leaves a tail.
+        // Each number has a fixed width, so a new text overwrites the old one completely.
         writeln!(file, "{:020} {:020}", spent.calls, spent.bytes)?;
         Ok(())
     }
 
-    /// Removes the files of sessions that are long over.
+    /// Removes the files of old sessions.
     fn forget_old(&self) {
         let entries = self.directory.as_ref().and_then(|directory| fs::read_dir(directory).ok());
         for entry in entries.into_iter().flatten().flatten().take(MAX_LOOKED_AT) {

@@ -1,12 +1,12 @@
-//! Beginnings and ends of texts, never half a character.
+//! Beginnings and ends of texts, at character boundaries.
 
-/// As much of the beginning as fits `limit_bytes`.
+/// Returns as much of the beginning as fits in `limit_bytes`.
 pub(crate) fn head(text: &str, limit_bytes: usize) -> &str {
     let end = (0..=limit_bytes.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or_default()]
 }
 
-/// As much of the end as fits `limit_bytes`.
+/// Returns as much of the end as fits in `limit_bytes`.
 pub(crate) fn tail(text: &str, limit_bytes: usize) -> &str {
     let start = (text.len().saturating_sub(limit_bytes)..=text.len()).find(|at| text.is_char_boundary(*at));
     &text[start.unwrap_or(text.len())..]

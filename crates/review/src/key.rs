@@ -1,4 +1,4 @@
-//! The key of an endpoint: read when it is needed, shown nowhere.
+//! The key of an endpoint: read when it is needed, never shown.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -10,22 +10,22 @@ use stockade_model::RawText;
 /// Longest key, in bytes.
 const MAX_BYTES: u64 = 4_096;
 
-/// A key. Its `Debug` form does not show it, and it has no other.
+/// Key of an endpoint. Its `Debug` form does not show it, and it has no other text form.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key(String);
 
-/// Where the key is.
+/// Source of the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
-    /// In a variable of this name.
+    /// Variable of this name.
     Variable(String),
-    /// In a file that its owner alone may read.
+    /// File that only its owner may read.
     File(PathBuf),
-    /// The endpoint wants none.
+    /// The endpoint needs no key.
     None,
 }
 
-/// Why there is no key. Nothing is sent then.
+/// Reason why there is no key. Nothing is sent then.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The variable is not set, or empty.
@@ -36,13 +36,13 @@ pub enum KeyError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// Others may read the file.
+    /// Other users may access the file.
     #[error("the key is not used: others may read {}", RawText::from(.0.as_path()).escaped())]
     Open(PathBuf),
-    /// It cannot stand in a header.
+    /// The key is not valid in a header.
     #[error("the key is not used: it is no line of printable ASCII")]
     Malformed,
 }
@@ -54,10 +54,10 @@ impl fmt::Debug for Key {
 }
 
 impl Key {
-    /// A key, without the line end that a file gives it.
+    /// Creates a key, without the line end of a file.
     ///
     /// # Errors
-    /// When it cannot stand in a header.
+    /// [`KeyError::Malformed`] if it is not valid in a header.
     pub fn new(text: &str) -> Result<Self, KeyError> {
         let text = text.trim_end_matches(['\r', '\n']);
         let fits = !text.is_empty() && text.len() as u64 <= MAX_BYTES && text.bytes().all(|b| b.is_ascii_graphic());
@@ -70,10 +70,10 @@ impl Key {
 }
 
 impl KeySource {
-    /// Reads the key; `None` where there is to be none.
+    /// Reads the key; `None` if the endpoint needs none.
     ///
     /// # Errors
-    /// When there is none, or none that may be used.
+    /// [`KeyError`] if there is no key, or if it must not be used.
     pub fn read(&self, variable: impl Fn(&str) -> Option<OsString>) -> Result<Option<Key>, KeyError> {
         match self {
             Self::None => Ok(None),

@@ -1,13 +1,11 @@
-//! The optional reviewer: asks a model, over HTTP, what it makes of a question
-//! that a person is about to be asked. Off unless the person's own configuration
-//! names an endpoint.
+//! The optional reviewer: asks a model, over HTTP, for its opinion on a question before the user is
+//! asked. Off unless the user's own configuration names an endpoint.
 //!
-//! Each question is asked alone: the command, where it would run and what was
-//! refused, with secrets left out; no conversation. The answer can only raise
-//! caution. What is sent is bounded, budgeted and on record before it leaves.
+//! Each question is sent alone: the command, its working directory and the refusals, without
+//! secrets and without a conversation. The answer can only raise caution. A request is limited,
+//! budgeted and recorded in the audit log before it is sent.
 //!
-//! It must not know who is asked afterwards, what an opinion leads to, nor any
-//! policy.
+//! This crate must not know who answers the question, how an opinion is used, nor any policy.
 
 #![forbid(unsafe_code)]
 

@@ -1,13 +1,13 @@
-//! Leaves secrets out of a text before it goes to somebody else.
+//! Removes secrets from a text before it is sent to another machine.
 //!
-//! By what is known of secrets: values of variables that are named like one,
-//! values that a name beside them calls one, well-known shapes of tokens, user
-//! information in URLs, PEM blocks, long random-looking words. A secret without
-//! any of these is not recognised. Work is linear in the text for each rule.
+//! Recognises values of variables with the name of a secret, and values beside such a name. Also
+//! recognises well-known formats of tokens, user information in URLs, PEM blocks, and long
+//! random-looking words. Other secrets are not recognised. The time is linear in the text for each
+//! rule.
 
 use std::ffi::OsString;
 
-/// What stands in the place of a secret.
+/// Replacement of a secret.
 pub(crate) const MARK: &str = "[secret]";
 
 /// Parts of names, in lower case, whose value is a secret.
@@ -28,22 +28,20 @@ const NAMES: &[&str] = &[
     "authorization",
     "cookie",
 ];
-/// Words after which the next is a secret, wherever they stand.
+/// Words that a secret always follows.
 const SAYING: &[&str] = &["password", "passwd", "passphrase"];
-/// Programs, and commands of programs, whose `-p` is a password.
+/// Programs, and commands of programs, whose `-p` takes a password.
 const TAKE_PASSWORD: &[&str] =
     &["mysql", "mysqldump", "mysqladmin", "mariadb", "mariadb-dump", "mariadb-admin", "sshpass", "7z", "7za", "login"];
-/// Shortest value of a variable that is looked for: shorter ones stand in every
-/// other text.
+/// Shortest value of a variable that is searched for: shorter ones occur in most texts.
 const MIN_VALUE_BYTES: usize = 6;
-/// Values of variables that are looked for, at most.
+/// Most values of variables that are searched for.
 const MAX_VALUES: usize = 256;
-/// Characters from which on a word of mixed letters and digits looks random.
+/// Fewest characters of a word of mixed letters and digits that looks random.
 const RANDOM_FROM: usize = 32;
 
-/// Beginnings of tokens and how many more characters there are at least.
-/// Sources: the providers' documentation of token formats, as collected in the
-/// rules of secret scanners.
+/// Prefixes of tokens, with the least number of further characters. Sources: the providers'
+/// documentation of token formats, as collected in the rules of secret scanners.
 const SHAPES: &[(&str, usize)] = &[
     ("ghp_", 20),
     ("gho_", 20),
@@ -85,10 +83,10 @@ const SHAPES: &[(&str, usize)] = &[
     ("eyJ", 20),
 ];
 
-/// Knows the secrets of one environment.
+/// Removes the secrets of one environment.
 #[derive(Clone, Default)]
 pub struct Redactor {
-    /// Longest first, so that one that holds another goes whole.
+    /// Longest first, so that a value that contains another one is removed completely.
     values: Vec<String>,
 }
 
@@ -99,7 +97,7 @@ impl std::fmt::Debug for Redactor {
 }
 
 impl Redactor {
-    /// With the values of the variables whose names call them secrets.
+    /// Creates a redactor with the values of variables that have the name of a secret.
     pub fn new(environment: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
         let mut values: Vec<String> = environment
             .into_iter()
@@ -114,14 +112,14 @@ impl Redactor {
         Self { values }
     }
 
-    /// The same, and this value too.
+    /// Adds a value.
     #[must_use]
     pub fn and(mut self, value: &str) -> Self {
         self.values.insert(0, value.to_owned());
         self
     }
 
-    /// The text without what looks like a secret.
+    /// Returns the text without recognised secrets.
     pub fn redact(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for value in self.values.iter().filter(|value| !value.is_empty()) {
@@ -142,7 +140,7 @@ fn names_a_secret(lower: &str) -> bool {
     NAMES.iter().any(|part| lower.contains(part)) || lower == "auth" || lower.ends_with("key") || ends("pass")
 }
 
-/// From `-----BEGIN` to the line after `-----END`, or to the end of the text.
+/// Removes text from `-----BEGIN` to the end of the `-----END` marker, or to the end of the text.
 fn pem_blocks(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -158,7 +156,7 @@ fn pem_blocks(text: &str) -> String {
     out
 }
 
-/// `scheme://user:password@host` without what stands before the `@`.
+/// Removes `user:password` from `scheme://user:password@host`.
 fn url_users(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -182,8 +180,8 @@ fn is_name(c: char) -> bool {
     c.is_alphanumeric() || "_-.".contains(c)
 }
 
-/// `NAME=value`, `name: value`, `--name value`, `"name": "value"` and
-/// `-u user:value`, where the name calls the value a secret.
+/// Removes values from `NAME=value`, `name: value`, `--name value`, `"name": "value"` and `-u
+/// user:value`, if the name is that of a secret.
 fn named_values(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -215,8 +213,8 @@ fn named_values(text: &str) -> String {
     out
 }
 
-/// Leaves the value out that follows a name, if one does; the rest.
-/// `has_next`: the next word is one, too.
+/// Removes the value after a name, if there is one, and returns the rest. With `has_next`, the next
+/// word is a value too.
 fn secret_after<'a>(after: &'a str, has_next: bool, name: &str, out: &mut String) -> &'a str {
     // A closing quote of the name, as in JSON.
     let quote = usize::from(after.starts_with(['"', '\'']));
@@ -232,7 +230,7 @@ fn secret_after<'a>(after: &'a str, has_next: bool, name: &str, out: &mut String
         _ => return after,
     };
     if name.contains("authorization") || name.contains("cookie") {
-        // The whole header: a scheme and what follows it.
+        // The whole header: a scheme and its parameters.
         let value = &after[skip..];
         let end = value.find(['\n', '\r', '"', '\'']).unwrap_or(value.len());
         out.push_str(&after[..skip]);
@@ -242,8 +240,8 @@ fn secret_after<'a>(after: &'a str, has_next: bool, name: &str, out: &mut String
     value_after(after, skip, out)
 }
 
-/// Leaves the word out that begins after `skip` bytes; the rest. A reference to
-/// a variable or a substitution is no secret itself.
+/// Removes the word after `skip` bytes, and returns the rest. A reference to a variable or a
+/// substitution is not a secret.
 fn value_after<'a>(after: &'a str, skip: usize, out: &mut String) -> &'a str {
     out.push_str(&after[..skip]);
     let value = &after[skip..];
@@ -265,14 +263,14 @@ fn value_after<'a>(after: &'a str, skip: usize, out: &mut String) -> &'a str {
     &body[end..]
 }
 
-/// Leaves the password out that follows `-p`, in the same word or the next; the rest.
+/// Removes the password after `-p`, in the same word or the next one, and returns the rest.
 fn short_password<'a>(after: &'a str, out: &mut String) -> &'a str {
     out.push_str("-p");
     let blanks = after.len() - after.trim_start_matches([' ', '\t', '=']).len();
     value_after(after, blanks, out)
 }
 
-/// Leaves the password of `user:password` out.
+/// Removes the password of `user:password`, and returns the rest.
 fn password_after<'a>(after: &'a str, out: &mut String) -> &'a str {
     let start = after.len() - after.trim_start_matches([' ', '\t', '=', '\'', '"']).len();
     let end =
@@ -291,7 +289,7 @@ fn is_token(c: char) -> bool {
     c.is_ascii_alphanumeric() || "_-.+/=~".contains(c)
 }
 
-/// Leaves out words of a well-known shape, and long ones that look random.
+/// Removes words of a well-known format, and long ones that look random.
 fn words(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -300,7 +298,7 @@ fn words(text: &str) -> String {
         out.push_str(before);
         let end = from.find(|c| !is_token(c)).unwrap_or(from.len());
         let (word, after) = from.split_at(end);
-        // Paths and assignments hold words of their own.
+        // Paths and assignments consist of several words.
         for part in word.split_inclusive(['/', '=']) {
             let (core, tail) = match part.strip_suffix(['/', '=']) {
                 Some(core) => (core, &part[core.len()..]),
@@ -321,7 +319,7 @@ fn words(text: &str) -> String {
     out
 }
 
-/// Where in a word a secret starts.
+/// Returns the position in a word at which a secret starts.
 fn secret_in(word: &str) -> Option<usize> {
     let shaped = SHAPES.iter().filter_map(|(prefix, more)| {
         let begins = |at: &usize| *at == 0 || !word.as_bytes()[at - 1].is_ascii_alphanumeric();
@@ -371,7 +369,7 @@ mod tests {
         check("echo tok-1234 hunter22 > x", "echo [secret] [secret] > x");
         check("s3 wJalrXU", "s3 [secret]");
         check("vim-editor /home/u abc", "vim-editor /home/u abc");
-        // Names that call their value a secret.
+        // Names of secrets.
         check("DB_PASSWORD=abc make", "DB_PASSWORD=[secret] make");
         check("X_TOKEN='a b c' run", "X_TOKEN='[secret]' run");
         check("run --password hello --port 5", "run --password [secret] --port 5");

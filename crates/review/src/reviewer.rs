@@ -1,5 +1,5 @@
-//! The reviewer as the engine sees it: makes the request, sends it, reads the
-//! answer, keeps to time and budget.
+//! The reviewer of the engine: builds the request, sends it, parses the answer, and keeps the
+//! time-out and the budget.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -18,34 +18,33 @@ use crate::prompt::action;
 use crate::redact::Redactor;
 use crate::wire::Api;
 
-/// The longest time-out, in milliseconds.
+/// Longest time-out, in milliseconds.
 const MAX_TIMEOUT_MS: u64 = 5_000;
-/// How much of a response is recorded, in bytes.
+/// Most bytes of a response that are recorded.
 const MAX_RECORDED_BYTES: usize = 16 * 1024;
 
-/// Whom to ask, and how much.
+/// Options of the reviewer.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// What the endpoint speaks.
+    /// API of the endpoint.
     pub api: Api,
-    /// Where it is.
+    /// The endpoint.
     pub endpoint: Endpoint,
-    /// The name of the model.
+    /// Name of the model.
     pub model: String,
-    /// Where the key is.
+    /// Source of the key.
     pub key: KeySource,
-    /// Whom its certificate must come from.
+    /// Certificate authorities for the endpoint.
     pub authorities: Authorities,
-    /// How long it may take from the first byte to the last, in milliseconds;
-    /// more than 5,000 counts as 5,000.
+    /// Time-out from the first byte to the last, in milliseconds; more than 5,000 counts as 5,000.
     pub timeout_ms: u64,
-    /// Calls of one session.
+    /// Most calls of one session.
     pub budget_calls: u64,
-    /// Bytes of one session, sent and received.
+    /// Most bytes of one session, sent and received.
     pub budget_bytes: u64,
 }
 
-/// Asks a model.
+/// Reviewer that asks a model.
 pub struct ModelReviewer {
     terms: Terms,
     environment: Vec<(OsString, OsString)>,
@@ -60,9 +59,8 @@ impl fmt::Debug for ModelReviewer {
 }
 
 impl ModelReviewer {
-    /// `environment` is the caller's: the key may stand in it, and the secrets
-    /// that do are left out of what is sent. What a session has spent is kept in
-    /// `budgets`.
+    /// Creates a reviewer. `environment` is the caller's: it may contain the key, and its secrets
+    /// are removed from requests. The spent budgets of sessions are stored in `budgets`.
     pub fn new(terms: Terms, environment: Vec<(OsString, OsString)>, budgets: PathBuf) -> Self {
         let redactor = Redactor::new(environment.iter().cloned());
         let budget = Budget::new(terms.budget_calls, terms.budget_bytes, Some(budgets));
@@ -74,7 +72,7 @@ impl ModelReviewer {
         self.terms.key.read(variable)
     }
 
-    /// Leaves the key out too, whatever the variable it stands in is called.
+    /// Returns a redactor that also removes the key, whatever the name of its variable is.
     fn redactor(&self, key: Option<&Key>) -> Redactor {
         let redactor = self.redactor.clone();
         match key {
@@ -94,7 +92,7 @@ impl ModelReviewer {
         )
     }
 
-    /// What was received, as it is recorded.
+    /// Returns the part of a response that is recorded.
     fn recorded(body: &[u8], redactor: &Redactor) -> RawText {
         let text = redactor.redact(&String::from_utf8_lossy(body));
         head(&text, MAX_RECORDED_BYTES).into()
@@ -144,7 +142,7 @@ impl Reviewer for ModelReviewer {
             Ok(body) => self.terms.api.read(body).map_err(|why| why.to_string()),
             Err(why) => Err(self.failed(why)),
         };
-        // A model that repeats a secret does not get it onto a screen.
+        // A secret that the model repeats must not be shown.
         let opinion = opinion.map(|opinion| Opinion {
             summary: redactor.redact(opinion.summary.to_str().unwrap_or_default()).as_str().into(),
             ..opinion

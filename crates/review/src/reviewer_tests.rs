@@ -1,4 +1,4 @@
-//! The reviewer against local servers that speak the protocols, well and badly.
+//! The reviewer with local servers that follow or violate the protocols.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -22,7 +22,7 @@ const HIGH: &str = r#"{"summary":"Sends a file away.","risk":"high","categories"
 trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
-/// Serves one connection after another; each request as it came, on a channel.
+/// Serves one connection after another; sends each request to a channel.
 fn serve(answer: impl Fn(&mut dyn Stream) + Send + Sync + 'static) -> (u16, Receiver<String>) {
     serve_through(answer, Ok)
 }
@@ -114,7 +114,7 @@ impl House {
     }
 }
 
-/// What an endpoint's bytes come to: the risk, or why there is none.
+/// Checks the result for an endpoint's response: the risk, or the reason why there is none.
 #[track_caller]
 fn check(
     api: Api,
@@ -206,18 +206,18 @@ fn forms_of_a_good_body() {
     }
 }
 
-/// A reviewer that waits for everything would hang here.
+/// A reviewer without a time-out would hang here.
 #[track_caller]
 fn check_slow(answer: impl Fn(&mut dyn Stream) + Send + Sync + 'static) {
     check_within(300, Api::OpenAi, answer, Err("did not answer within 300 ms"));
 }
 
-/// Until the other end is gone.
+/// Waits until the other end has closed.
 fn wait_for_its_end(stream: &mut dyn Stream) {
     while stream.read(&mut [0; 64]).is_ok_and(|length| length > 0) {}
 }
 
-/// A byte, and then another one, as long as somebody reads.
+/// Sends one byte after the other, until the other end closes.
 fn drip(stream: &mut dyn Stream, bytes: &[u8]) {
     for byte in bytes.iter().cycle() {
         if stream.write_all(&[*byte]).is_err() {
@@ -245,7 +245,7 @@ fn slow_endpoints() {
 
 #[test]
 fn endpoints_that_never_take_the_request() {
-    // Accepted by the kernel, read by nobody.
+    // Accepted by the kernel, but never read.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let mut silent = house(Api::OpenAi, &format!("http://127.0.0.1:{port}/"));
@@ -260,7 +260,7 @@ fn endpoints_that_never_take_the_request() {
 
 #[test]
 fn a_host_that_is_not_there() {
-    // RFC 6761, 6.4: never a name. Without a name server nothing is found either.
+    // RFC 6761, 6.4: the name never exists. Without a name server it is not found either.
     let why = house(Api::OpenAi, "https://host.invalid/").review(&run("echo x")).opinion.unwrap_err();
     assert!(why.contains("no host of this name") || why.contains("cannot be looked up"), "{why}");
 }
@@ -346,7 +346,7 @@ fn broken_http() {
 fn a_reset_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    // Closed with the request unread: the kernel sends a reset.
+    // Closed with the request unread, so the kernel sends a reset.
     let server = thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
         stream.peek(&mut [0]).unwrap();
@@ -408,7 +408,8 @@ fn pem(der: &[u8]) -> String {
     format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
 }
 
-/// A server with a certificate for `name`, and the authority that made it, as PEM.
+/// Starts a server with a certificate for `name`; returns its port and the authority's certificate,
+/// as PEM.
 fn tls_server(name: &str) -> (u16, String) {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
@@ -430,7 +431,7 @@ fn tls_server(name: &str) -> (u16, String) {
     (port, root)
 }
 
-/// What comes of asking a server that must be proved by what is in `authorities`.
+/// Reviews with a server that needs a certificate of `authorities`.
 fn review_trusting(url: &str, authorities: &str, timeout_ms: u64) -> Result<Opinion, String> {
     let mut house = house(Api::OpenAi, url);
     let file = house.dir.path().join("authorities.pem");

@@ -1,8 +1,8 @@
-//! The two forms of the same question on the wire.
+//! The two formats of a request.
 //!
 //! OpenAI: chat completions with a JSON schema as `response_format`
-//! (platform.openai.com/docs/api-reference/chat). Anthropic: messages with one
-//! tool that must be used (docs.anthropic.com/en/api/messages).
+//! (platform.openai.com/docs/api-reference/chat). Anthropic: messages with one tool that must be
+//! used (docs.anthropic.com/en/api/messages).
 
 use serde_json::{Value, json};
 use stockade_model::Opinion;
@@ -10,24 +10,24 @@ use stockade_model::Opinion;
 use crate::answer::{AnswerError, opinion};
 use crate::prompt::{INSTRUCTIONS, schema};
 
-/// Tokens of an answer, at most: enough for a sentence and some thought.
+/// Most tokens of an answer: enough for a sentence and some reasoning.
 const MAX_ANSWER_TOKENS: u32 = 2_048;
 /// Name of the schema and of the tool.
 const REPORT: &str = "report_risk";
-/// Version of the Anthropic API that is spoken.
+/// Version of the Anthropic API.
 const ANTHROPIC_VERSION: &str = "2023-06-01";
 
-/// What an endpoint speaks.
+/// API of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Api {
-    /// OpenAI's chat completions, and what is compatible with them.
+    /// OpenAI's chat completions, and compatible APIs.
     OpenAi,
-    /// Anthropic's messages, and what is compatible with them.
+    /// Anthropic's messages, and compatible APIs.
     Anthropic,
 }
 
 impl Api {
-    /// The body of a request about `action`.
+    /// Returns the body of a request about `action`.
     pub(crate) fn body(self, model: &str, action: &Value) -> String {
         let user = json!([{ "role": "user", "content": action.to_string() }]);
         let body = match self {
@@ -56,7 +56,7 @@ impl Api {
         body.to_string()
     }
 
-    /// The headers beside the usual ones; the key stands in one of them.
+    /// Returns the headers besides the usual ones; one of them contains the key.
     pub(crate) fn headers(self, key: Option<&str>) -> Vec<(&'static str, String)> {
         match self {
             Self::OpenAi => key.map(|key| ("Authorization", format!("Bearer {key}"))).into_iter().collect(),
@@ -67,7 +67,7 @@ impl Api {
         }
     }
 
-    /// The opinion in a response.
+    /// Parses the opinion in a response.
     pub(crate) fn read(self, body: &[u8]) -> Result<Opinion, AnswerError> {
         let body: Value = serde_json::from_slice(body).map_err(|_| AnswerError::Malformed)?;
         match self {

@@ -1,7 +1,7 @@
-//! The decision behind each message to the agent of a run. Pure: the person's agent is asked
-//! through a trait, and what happened is given back.
+//! The decision on each message to the agent of a run. Pure: the user's agent is called through a
+//! trait, and events are returned.
 //!
-//! Must not know sockets, nor threads.
+//! This module must not know sockets, nor threads.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -25,22 +25,22 @@ pub(crate) mod message {
 }
 
 const SESSION_BIND: &[u8] = b"session-bind@openssh.com";
-/// Flags of a request: RSA with SHA-256, with SHA-512.
+/// Known flags of a request: RSA with SHA-256, with SHA-512.
 const FLAGS_KNOWN: u32 = 2 | 4;
-/// Each of them is an event of the audit log, which keeps so many of a run.
+/// Most signatures of a run. Each is an event of the audit log, which has that limit for a run.
 pub(crate) const MAX_SIGNATURES: u32 = 1000;
 
-/// The keys of the person's agent.
+/// Keys of the user's agent.
 pub trait Keys {
-    /// A signature of `data`; nothing where the agent makes none.
+    /// Signs `data`; `None` if the agent does not sign.
     fn sign(&self, key: &[u8], data: &[u8], flags: u32) -> Option<Vec<u8>>;
 }
 
-/// What is granted, with what it means: keys by their public half, servers by theirs.
+/// Grants with their resolved keys: public keys, and public keys of servers.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     granted: Vec<Granted>,
-    /// All keys of the person's agent, by fingerprint.
+    /// All keys of the user's agent, by fingerprint.
     present: Vec<KeyFingerprint>,
     known: KnownHosts,
 }
@@ -52,10 +52,10 @@ struct Granted {
     host_keys: Vec<Vec<u8>>,
 }
 
-/// Why what is granted cannot be given.
+/// Reason why a grant cannot be fulfilled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// The person's agent does not have the key.
+    /// The user's agent does not have the key.
     Key(SignUse),
     /// No key of the server is known.
     Server(SignUse),
@@ -65,7 +65,7 @@ pub(crate) enum Missing {
 #[derive(Debug, Default)]
 pub struct Connection {
     bound: Option<Bound>,
-    /// Another machine is at its other end.
+    /// True if the agent is forwarded, so that another machine is at the other end.
     is_forwarded: bool,
 }
 
@@ -78,20 +78,20 @@ struct Bound {
 /// A signature that was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signed {
-    /// What let it pass.
+    /// The grant that allowed it.
     pub wanted: SignUse,
-    /// What was signed.
+    /// The signed object.
     pub object: Vec<u8>,
 }
 
-/// Something that was refused.
+/// A refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// What was asked for.
+    /// The requested object.
     pub object: String,
-    /// Why it is not given.
+    /// The rule that refuses it.
     pub rule: String,
-    /// What would let it pass, if anything does.
+    /// The grant that would allow it, if one can.
     pub wanted: Option<SignUse>,
 }
 
@@ -102,11 +102,11 @@ pub struct Filter {
     left: AtomicU32,
 }
 
-/// What becomes of a message: the answer, and what there is to tell.
+/// Answer to a message, with its event.
 type Answered = (Vec<u8>, Option<Result<Signed, Refused>>);
 
 impl Rules {
-    /// What these grants mean, where the person's agent has these keys.
+    /// Resolves these grants with the keys of the user's agent.
     pub(crate) fn new(uses: &[SignUse], identities: &[Identity], known: KnownHosts) -> Result<Self, Missing> {
         let mut granted = Vec::with_capacity(uses.len());
         for wanted in uses {
@@ -122,7 +122,7 @@ impl Rules {
         Ok(Self { granted, present, known })
     }
 
-    /// The public half of the key that signs for git, where there is one alone.
+    /// Returns the public key that signs for git, if there is only one.
     pub(crate) fn git_key(&self) -> Option<&[u8]> {
         let mut keys = self.granted.iter().filter(|granted| *granted.wanted.purpose() == SignPurpose::Git);
         let key = keys.next()?;
@@ -138,7 +138,7 @@ impl Rules {
 }
 
 impl Filter {
-    /// An agent that gives what these rules do.
+    /// Creates an agent with these rules.
     pub fn new(rules: Rules) -> Self {
         Self { rules, left: AtomicU32::new(MAX_SIGNATURES) }
     }
@@ -164,7 +164,7 @@ impl Filter {
         answer.extend_from_slice(&u32::try_from(keys.len()).unwrap_or(0).to_be_bytes());
         for key in keys {
             put_string(&mut answer, key);
-            // What the person calls the key is the person's.
+            // The user's comment of the key is not revealed.
             put_string(&mut answer, b"");
         }
         answer
@@ -237,13 +237,13 @@ impl Filter {
         }
     }
 
-    /// A use that a person could agree to: of a key that the person's agent has.
+    /// Returns a use that the user could approve: of a key that their agent has.
     fn suggested(&self, key: &KeyFingerprint, purpose: SignPurpose) -> Option<SignUse> {
         self.rules.present.contains(key).then(|| SignUse::new(key.clone(), purpose))
     }
 }
 
-/// What the agent of a run does.
+/// Rule for all other messages.
 const ONLY: &str = "the ssh agent of a run lists granted keys and signs with them, no more";
 
 fn failure() -> Answered {
@@ -261,8 +261,8 @@ fn sign_request(body: &[u8]) -> Option<(&[u8], &[u8], u32)> {
     Some(request)
 }
 
-/// Binds a connection to a session with a server, which has signed it (OpenSSH,
-/// PROTOCOL.agent, section 1). Once: a second session would be another's.
+/// Binds a connection to a session with a server, which has signed it (OpenSSH, PROTOCOL.agent,
+/// section 1). Only once, because a second session would belong to another server.
 fn bind(connection: &mut Connection, body: &[u8]) -> Answered {
     let mut reader = Reader::new(body);
     if reader.string() != Some(SESSION_BIND) {
@@ -289,7 +289,7 @@ fn bind(connection: &mut Connection, body: &[u8]) -> Answered {
     (vec![message::SUCCESS], None)
 }
 
-/// The session that an authentication is for.
+/// Returns the session of an authentication.
 fn bound_for<'a>(
     connection: &'a Connection,
     authentication: &Authentication<'_>,

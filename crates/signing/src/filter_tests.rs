@@ -1,11 +1,11 @@
-//! Each message as a run may send it, without sockets.
+//! Each message that a run may send, without sockets.
 
 use super::*;
 use crate::host_key::public_key_text;
 use crate::host_key::tests::TestKey;
 use crate::statement::tests::{authentication_text, git_text};
 
-/// Signs whatever it is asked to: the person's agent.
+/// User's agent that signs everything.
 struct Willing;
 
 impl Keys for Willing {
@@ -26,7 +26,7 @@ fn used(seed: u8, purpose: &str) -> SignUse {
     format!("{} {purpose}", fingerprint(&key(seed)).unwrap()).parse().unwrap()
 }
 
-/// Keys 1 and 2 are the person's; 10 is a.example's, 11 that of b.example.
+/// Keys 1 and 2 belong to the user, 10 to a.example, 11 to b.example.
 fn filter(uses: &[SignUse]) -> Filter {
     let line = |name: &str, seed| format!("{name} {}\n", public_key_text(&key(seed)).unwrap());
     let known = KnownHosts::read(&(line("a.example", 10) + &line("b.example", 11)));
@@ -50,7 +50,7 @@ fn bind_message(host: &TestKey, session: &[u8], signature: &[u8], is_forwarding:
     out
 }
 
-/// What becomes of the last of these messages, and the rule where it was refused.
+/// Returns the answer to the last of these messages, and the rule if it was refused.
 fn last(filter: &Filter, messages: &[Vec<u8>]) -> (u8, String) {
     let mut connection = Connection::default();
     let mut last = (0, String::new());
@@ -96,7 +96,7 @@ fn a_key_for_git_signs_for_git_alone() {
     let other = fingerprint(&key(2)).unwrap();
     let said = format!("this key may not sign for git | sign {other} for git");
     assert_eq!(last(&filter, &[sign_message(2, &git)]), (message::FAILURE, said));
-    // A key that the person does not have is not suggested.
+    // A key that the user does not have is not suggested.
     assert_eq!(last(&filter, &[sign_message(3, &git)]), (message::FAILURE, "this key may not sign for git".to_owned()));
 }
 
@@ -124,7 +124,7 @@ fn a_key_to_a_host_authenticates_there_alone() {
         (vec![bind_message(&a, b"s1", &a.sign(b"s2"), 0), sign_message(1, &plain)], unbound.to_owned()),
         (vec![bind_message(&a, b"s1", &a.sign(b"s1"), 1), sign_message(1, &plain)], String::new()),
         (vec![bind_message(&a, b"s1", &a.sign(b"s1"), 1), bind(&a, b"s1"), sign_message(1, &plain)], String::new()),
-        // The first session counts, and no second one.
+        // Only the first session counts.
         (vec![bind(&a, b"s2"), bind(&a, b"s1"), sign_message(1, &plain)], stray.to_owned()),
         (
             vec![bind(&a, b"s1"), sign_message(1, &authentication_text(b"s1", &key(1), Some(&b.public())))],

@@ -1,21 +1,21 @@
-//! Which key the person has named for signing in git's settings of their own. A repository's
-//! settings are not read: an earlier command may have written them.
+//! The signing key in the user's own git settings. A repository's settings are not read, because an
+//! earlier command may have written them.
 //!
-//! Must not know agents, nor grants.
+//! This module must not know agents, nor grants.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use crate::host_key::read_public_key;
 
-/// More of a file is not read.
+/// Largest part of a file that is read.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The public half of the key that `user.signingkey` names, in the settings of the person with
-/// this home directory. Other files that these include are not read.
+/// Returns the public key that `user.signingkey` names, in the settings of the user with this home
+/// directory. Files that these include are not read.
 pub fn signing_key(home: &Path, settings_home: Option<&Path>) -> Option<Vec<u8>> {
     let of_git = settings_home.map_or_else(|| home.join(".config"), Path::to_owned).join("git/config");
-    // As git has it: the later file counts.
+    // As in git, `~/.gitconfig` takes precedence.
     let files = [home.join(".gitconfig"), of_git];
     let named = files.iter().find_map(|file| named_in(&text_of(file)?))?;
     key_of(&named, home)
@@ -30,7 +30,7 @@ fn key_of(named: &str, home: &Path) -> Option<Vec<u8>> {
         Some(rest) => home.join(rest),
         None => PathBuf::from(named),
     };
-    // The public half lies beside a private one.
+    // The public key is in a file beside the private key.
     let mut beside = path.clone().into_os_string();
     beside.push(".pub");
     [path, beside.into()].iter().filter(|path| path.is_absolute()).find_map(|path| read_public_key(&text_of(path)?))
@@ -42,7 +42,7 @@ fn text_of(path: &Path) -> Option<String> {
     Some(text)
 }
 
-/// The last `user.signingkey` of a file.
+/// Returns the last `user.signingkey` of a file.
 fn named_in(text: &str) -> Option<String> {
     let (mut is_user, mut named) = (false, None);
     for line in text.lines().map(str::trim) {
@@ -60,7 +60,7 @@ fn named_in(text: &str) -> Option<String> {
     named.filter(|named| !named.is_empty())
 }
 
-/// A value without quotes and without what follows as a comment.
+/// Returns a value without quotes and without a trailing comment.
 fn value_of(text: &str) -> String {
     let (mut value, mut is_quoted, mut is_escaped) = (String::new(), false, false);
     for letter in text.chars() {

@@ -1,7 +1,7 @@
-//! Keys by their public half, as ssh writes it: fingerprints, and whether a server's
-//! signature is that of its key.
+//! Public keys in the format of ssh: their fingerprints, and the verification of a server's
+//! signature.
 //!
-//! Must not know grants, nor whose a key is.
+//! This module must not know grants, nor the owner of a key.
 
 use aws_lc_rs::signature::{
     ECDSA_P256_SHA256_FIXED, ECDSA_P384_SHA384_FIXED, ECDSA_P521_SHA512_FIXED, ED25519, RSA_PKCS1_2048_8192_SHA256,
@@ -13,18 +13,18 @@ use stockade_model::KeyFingerprint;
 
 use crate::wire::Reader;
 
-/// The fingerprint of a key by its public half.
+/// Returns the fingerprint of a public key.
 pub fn fingerprint(key: &[u8]) -> Option<KeyFingerprint> {
     let digest = Sha256::digest(key);
     format!("SHA256:{}", BASE64_NOPAD.encode(digest.as_slice())).parse().ok()
 }
 
-/// A public half as files name it: kind and base64. None where it has no kind.
+/// Formats a public key as in files: kind and base64. `None` if it has no kind.
 pub fn public_key_text(key: &[u8]) -> Option<String> {
     Some(format!("{} {}", kind(key)?, BASE64.encode(key)))
 }
 
-/// Reads a public half as files name it; what follows is a comment.
+/// Parses a public key as in files; the rest of the line is a comment.
 pub(crate) fn read_public_key(text: &str) -> Option<Vec<u8>> {
     let mut words = text.split_ascii_whitespace();
     let (named, encoded) = (words.next()?, words.next()?);
@@ -32,14 +32,14 @@ pub(crate) fn read_public_key(text: &str) -> Option<Vec<u8>> {
     (kind(&key)? == named).then_some(key)
 }
 
-/// The kind that a public half names, in letters that may stand in a file.
+/// Returns the kind of a public key, if its characters are allowed in a file.
 pub(crate) fn kind(key: &[u8]) -> Option<&str> {
     let name = std::str::from_utf8(Reader::new(key).string()?).ok()?;
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"-@.".contains(&b);
     ((1..=64).contains(&name.len()) && name.bytes().all(fits)).then_some(name)
 }
 
-/// Whether `signature` is one of `data` by the server that has `key`.
+/// Returns whether `signature` is a signature of `data` by the server with `key`.
 pub(crate) fn is_signed(key: &[u8], data: &[u8], signature: &[u8]) -> bool {
     verify(key, data, signature).is_some()
 }
@@ -77,7 +77,7 @@ fn verify(key: &[u8], data: &[u8], signature: &[u8]) -> Option<()> {
     }
 }
 
-/// The two numbers of a signature, each in so many bytes.
+/// Returns the two numbers of a signature, each padded to this number of bytes.
 fn fixed(bytes: &[u8], length: usize) -> Option<Vec<u8>> {
     let mut numbers = Reader::new(bytes);
     let (r, s) = (numbers.unsigned()?, numbers.unsigned()?);
@@ -97,7 +97,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::wire::put_string;
 
-    /// A key pair of a server in a test.
+    /// Key pair for tests.
     pub(crate) struct TestKey(Ed25519KeyPair);
 
     impl TestKey {

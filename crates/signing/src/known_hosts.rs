@@ -1,8 +1,8 @@
-//! Which key is which server's, as the person's files say (sshd(8), "SSH_KNOWN_HOSTS FILE
-//! FORMAT"): plain names, patterns, `[host]:port`, names as digests, revoked keys. Authorities
-//! that certify keys are left out: a key counts only where a line names it.
+//! The keys of servers in the user's files (sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT"): plain names,
+//! patterns, `[host]:port`, hashed names, revoked keys. Certificate authorities are ignored: a key
+//! counts only if a line contains it.
 //!
-//! Must not know grants, nor how a server is reached.
+//! This module must not know grants, nor how a server is reached.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -13,14 +13,14 @@ use stockade_model::{SSH_PORT, Target};
 
 use crate::host_key::{public_key_text, read_public_key};
 
-/// The person's file, beneath the home directory.
+/// The user's file, beneath the home directory.
 const OWN: &str = ".ssh/known_hosts";
-/// The machine's.
+/// The machine's file.
 const OF_SYSTEM: &str = "/etc/ssh/ssh_known_hosts";
-/// More of a file is not read.
+/// Largest file that is read.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// The lines of known servers.
+/// Lines of known servers.
 #[derive(Clone, Debug, Default)]
 pub struct KnownHosts {
     lines: Vec<Line>,
@@ -34,8 +34,8 @@ struct Line {
 }
 
 impl KnownHosts {
-    /// Those of the person with this home directory, and of the machine. Nobody is known where
-    /// a file cannot be read whole: it could revoke a key.
+    /// Reads the files of the user with this home directory, and of the machine. If a file cannot
+    /// be read completely, no server is known, because that file could revoke a key.
     pub fn of_person(home: &Path) -> Self {
         let mut all = Self::default();
         for path in [home.join(OWN), OF_SYSTEM.into()] {
@@ -47,12 +47,12 @@ impl KnownHosts {
         all
     }
 
-    /// Those of a file's text.
+    /// Parses the text of a file.
     pub fn read(text: &str) -> Self {
         Self { lines: text.lines().filter_map(line).collect() }
     }
 
-    /// The keys of a server that nothing has revoked.
+    /// Returns the keys of a server that are not revoked.
     pub fn keys_of(&self, target: &Target) -> Vec<Vec<u8>> {
         let name = name_of(target);
         let mut keys: Vec<Vec<u8>> = Vec::new();
@@ -65,7 +65,7 @@ impl KnownHosts {
         keys
     }
 
-    /// A server that has this key, where a line names one plainly.
+    /// Returns a server with this key, if a line contains a plain name of one.
     pub fn server_with(&self, key: &[u8]) -> Option<Target> {
         let plain = |line: &&Line| !line.is_revoked && line.key == key;
         self.lines.iter().filter(plain).flat_map(|line| line.names.split(',')).find_map(|name| {
@@ -78,7 +78,7 @@ impl KnownHosts {
         })
     }
 
-    /// A file that names this server alone.
+    /// Returns the text of a file that contains only these servers.
     pub fn file_for<'a>(&self, targets: impl IntoIterator<Item = &'a Target>) -> String {
         let mut text = String::new();
         for target in targets {
@@ -111,13 +111,13 @@ fn line(text: &str) -> Option<Line> {
     Some(Line { is_revoked, names: names.to_owned(), key: read_public_key(key)? })
 }
 
-/// A server's name as such files have it.
+/// Returns a server's name in the format of such files.
 fn name_of(target: &Target) -> String {
     let host = target.host.to_string();
     if target.port == SSH_PORT { host } else { format!("[{host}]:{}", target.port) }
 }
 
-/// Whether a list of names, or of patterns, holds this one.
+/// Returns whether a list of names or patterns contains this name.
 fn names(list: &str, name: &str) -> bool {
     if let Some(hashed) = list.strip_prefix("|1|") {
         return is_digest_of(hashed, name).unwrap_or(false);
@@ -140,8 +140,8 @@ fn is_digest_of(hashed: &str, name: &str) -> Option<bool> {
     Some(hmac::verify(&key, name.as_bytes(), &digest).is_ok())
 }
 
-/// `*` and `?` as in such files; letter case is ignored. Linear: after a `*` only the last
-/// one is tried again.
+/// Matches `*` and `?` as in such files, ignoring letter case. Backtracks only to the last `*`, so
+/// the time is bounded.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n, mut again) = (0, 0, None);
     while n < name.len() {
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn names_as_digests_are_found() {
-        // ssh-keygen -H makes it so: HMAC-SHA1 of the name, keyed by the salt.
+        // In the format of ssh-keygen -H: HMAC-SHA1 of the name, keyed by the salt.
         let salt = [7_u8; 20];
         let signed = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, &salt), b"[a.example]:2222");
         let line = format!("|1|{}|{} {}", BASE64.encode(&salt), BASE64.encode(signed.as_ref()), text(1));

@@ -1,21 +1,21 @@
-//! The ssh agent of a run. It answers the agent protocol (draft-miller-ssh-agent) in the
-//! run's place of the person's agent: granted keys are listed, and sign for what was granted
-//! alone, which is git's signatures or the authentication to one ssh server. Everything else is
-//! refused here and never reaches the person's agent.
+//! The ssh agent of a run. It answers the agent protocol (draft-miller-ssh-agent) in place of the
+//! user's agent. It lists granted keys, and signs only granted data: git's signatures or the
+//! authentication to one ssh server. It refuses everything else, which never reaches the user's
+//! agent.
 //!
-//! Absent on purpose: sandboxes, policy, questions, the audit log. What happened is told to a
-//! sink.
+//! Not part of this crate: sandboxes, policy, questions, the audit log. Events are passed to a
+//! callback.
 //!
 //! | File | For |
 //! |---|---|
-//! | `wire` | strings and numbers as ssh writes them |
-//! | `statement` | what is to be signed: a signature of git, an authentication |
+//! | `wire` | strings and numbers in the format of ssh |
+//! | `statement` | data to sign: a signature of git, an authentication |
 //! | `host_key` | fingerprints of keys, and signatures of servers |
-//! | `known_hosts` | which key is whose |
-//! | `filter` | the decision behind each message, pure |
-//! | `upstream` | the person's agent |
+//! | `known_hosts` | keys of servers |
+//! | `filter` | the decision on each message, pure |
+//! | `upstream` | the user's agent |
 //! | `server` | the sockets and threads of the run's agent |
-//! | `git_settings` | which key the person has named for signing |
+//! | `git_settings` | the user's signing key in git's settings |
 
 #![forbid(unsafe_code)]
 

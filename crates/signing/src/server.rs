@@ -1,8 +1,8 @@
-//! The sockets and threads of a run's agent. Its listener has no name: it is bound in a
-//! directory of its own, which is removed at once. Only the run's broker, which holds the
-//! socket itself, can connect to it, so no other run and no process of the host finds it.
+//! The sockets and threads of a run's agent. Its listener has no name: it is bound in a directory
+//! of its own, which is removed at once. Only the run's broker holds the socket and can connect to
+//! it. So no other run and no process of the host can find it.
 //!
-//! Must not know what may be signed, nor how a sandbox connects.
+//! This module must not know which data may be signed, nor how a sandbox connects.
 
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::Path;
@@ -23,30 +23,30 @@ use crate::host_key::public_key_text;
 use crate::known_hosts::KnownHosts;
 use crate::upstream::{AgentError, Link, PersonsAgent, Upstream};
 
-/// Connections that are served at once. Whoever comes beyond them is turned away.
+/// Most concurrent connections. Further ones are closed.
 const MAX_CONNECTIONS: usize = 16;
-/// How long a connection may be without a message.
+/// Time-out for the next message of a connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long an answer may take to be read.
+/// Time-out for the client to read an answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Different refusals that are told of one run.
+/// Most different refusals that are reported for one run.
 const MAX_REFUSALS: usize = 200;
-/// How the directory is called in which the socket is bound for a moment.
+/// Prefix of the temporary directory in which the socket is bound.
 const DIRECTORY_PREFIX: &str = ".stockade-agent-";
 
-/// What the socket is called there.
+/// Name of the socket in it.
 const SOCKET_NAME: &str = "socket";
 
-/// What an agent tells.
+/// Event of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SigningEvent {
     /// A key signed.
     Signed(Signed),
-    /// Something was refused, for the first time.
+    /// A request was refused, for the first time.
     Refused(Refused),
 }
 
-/// An agent that does not answer yet: what is granted was looked up, and it can be reached.
+/// Agent that does not answer yet: its grants are resolved, and clients can connect.
 #[derive(Debug)]
 pub struct AgentListener {
     listener: OwnedFd,
@@ -57,7 +57,7 @@ pub struct AgentListener {
     known_hosts: String,
 }
 
-/// A running agent. Dropping it ends its threads.
+/// Running agent. Dropping it ends its threads.
 #[derive(Debug)]
 pub struct AgentHandle {
     ended: Arc<OwnedFd>,
@@ -65,13 +65,14 @@ pub struct AgentHandle {
 
 impl Drop for AgentHandle {
     fn drop(&mut self) {
-        // It cannot fail: the counter is written once.
+        // The write cannot fail, because the counter is written only once.
         let _ = rustix::io::write(&*self.ended, &1_u64.to_ne_bytes());
     }
 }
 
 impl AgentListener {
-    /// An agent for these grants; `home` is the person's, `directory` one for temporary files.
+    /// Prepares an agent for these grants; `home` is the user's home, `directory` one for temporary
+    /// files.
     ///
     /// # Errors
     /// See [`AgentError`].
@@ -90,17 +91,18 @@ impl AgentListener {
         Ok(Self { listener, socket, agent, filter: Filter::new(rules), git_key, known_hosts })
     }
 
-    /// The socket to connect to, by descriptor.
+    /// Returns the socket to connect to, by descriptor.
     pub fn socket(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.socket)
     }
 
-    /// The key that signs for git, as its settings name one; none where there are several.
+    /// Returns the key that signs for git, in the format of git's settings; `None` if there are
+    /// several.
     pub fn git_key(&self) -> Option<&str> {
         self.git_key.as_deref()
     }
 
-    /// A file of known servers that names those of the grants alone.
+    /// Returns a file of known servers that contains only those of the grants.
     pub fn known_hosts(&self) -> &str {
         &self.known_hosts
     }
@@ -108,10 +110,10 @@ impl AgentListener {
     /// Starts answering. `sink` must not block.
     ///
     /// # Errors
-    /// Where no thread or descriptor can be had.
+    /// [`AgentError`] if no thread or descriptor is available.
     pub fn serve(self, sink: impl Fn(SigningEvent) + Send + Sync + 'static) -> Result<AgentHandle, AgentError> {
         let own = |error: &dyn std::fmt::Display| AgentError::Own(error.to_string());
-        // No pipe: a process that was forked meanwhile could hold its other end.
+        // Not a pipe, because a process that was forked meanwhile could hold its other end.
         let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| own(&errno))?;
         let ended = Arc::new(ended);
         let serving = Arc::new(Serving {
@@ -143,7 +145,7 @@ fn unmet(missing: Missing) -> AgentError {
     }
 }
 
-/// A listener, and its socket file by descriptor. The name is gone when this returns.
+/// Creates a listener, and opens its socket file. The name is removed when this returns.
 fn nameless_listener(directory: &Path) -> Result<(OwnedFd, OwnedFd), Errno> {
     let mut bytes = [0_u8; 16];
     if getrandom(&mut bytes, GetRandomFlags::empty())? != bytes.len() {
@@ -159,7 +161,7 @@ fn nameless_listener(directory: &Path) -> Result<(OwnedFd, OwnedFd), Errno> {
 
 fn bind_and_hold(directory: &Path) -> Result<(OwnedFd, OwnedFd), Errno> {
     let held = openat(CWD, directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    // By descriptor: the directory's own path may be longer than an address.
+    // By descriptor, because the directory's own path may be longer than a socket address.
     let path = format!("/proc/self/fd/{}/{SOCKET_NAME}", held.as_raw_fd());
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -169,18 +171,18 @@ fn bind_and_hold(directory: &Path) -> Result<(OwnedFd, OwnedFd), Errno> {
     Ok((listener, socket))
 }
 
-/// What all connections of a run share.
+/// State that all connections of a run share.
 struct Serving {
     agent: PersonsAgent,
     filter: Filter,
-    /// Readable when the run is over.
+    /// Readable when the run has ended.
     ended: Arc<OwnedFd>,
     connections: AtomicUsize,
     told: Mutex<Vec<Refused>>,
     sink: Box<dyn Fn(SigningEvent) + Send + Sync>,
 }
 
-/// Lets the next one in when its connection is over, however it ends.
+/// Slot of a connection; freed when the connection ends for any reason.
 struct Slot(Arc<Serving>);
 
 impl Drop for Slot {
@@ -206,7 +208,7 @@ fn accept_until_end(listener: &OwnedFd, serving: &Arc<Serving>) {
         match rustix::net::accept_with(listener, flags) {
             Ok(socket) => admit(socket, serving),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-            // Out of descriptors: those that are served end, and then there are some.
+            // No descriptors are left; some become free when connections end.
             Err(_) => thread::sleep(Duration::from_millis(50)),
         }
     }
@@ -218,18 +220,18 @@ fn admit(socket: OwnedFd, serving: &Arc<Serving>) {
     if is_full {
         return;
     }
-    // Where there is no thread, the connection is closed and its slot given back.
+    // If no thread can be started, the connection is closed and its slot is freed.
     let _ = thread::Builder::new().name("ssh agent link".to_owned()).spawn(move || serve_connection(socket, &slot.0));
 }
 
-/// Answers until the other side closes, is silent for too long, or sends what is no message.
+/// Answers messages until the client closes, is silent for too long, or sends a malformed message.
 fn serve_connection(socket: OwnedFd, serving: &Serving) {
     let link = Link { socket, end: Some(serving.ended.as_fd()) };
     let keys = Upstream { agent: &serving.agent, end: serving.ended.as_fd() };
     let mut connection = Connection::default();
     while let Ok(Some(message)) = link.read(Instant::now() + IDLE_TIMEOUT) {
         let (answer, told) = serving.filter.answer(&mut connection, &message, &keys);
-        // Before the answer: what the run does next comes after it in the audit log.
+        // Reported before the answer, so that later actions of the run follow it in the audit log.
         match told {
             Some(Ok(signed)) => (serving.sink)(SigningEvent::Signed(signed)),
             Some(Err(refused)) => serving.tell_refusal(refused),

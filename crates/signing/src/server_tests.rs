@@ -1,4 +1,4 @@
-//! The agent of a run over its sockets, in front of an agent that writes down what it is asked.
+//! The agent of a run over its sockets, with a user's agent that records its requests.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,7 +12,7 @@ use crate::host_key::tests::TestKey;
 use crate::statement::tests::git_text;
 use crate::wire::put_string;
 
-/// A person's agent with one key, which writes down all that it is asked.
+/// User's agent with one key, which records all requests.
 fn persons_agent(directory: &Path) -> (PersonsAgent, Receiver<Vec<u8>>) {
     let path = directory.join("agent");
     let listener = UnixListener::bind(&path).unwrap();

@@ -1,9 +1,9 @@
-//! What is to be signed. Only two forms are ever signed, each read to its last byte: a
-//! signature of git (OpenSSH, PROTOCOL.sshsig) and an authentication to a server (RFC 4252,
-//! section 7; OpenSSH, PROTOCOL, section 1.8). No bytes are both: the first begins with its
-//! name, which would be the length of a string of more than a gigabyte in the second.
+//! Data to sign. Only two forms are ever signed, each parsed to its last byte: a signature of git
+//! (OpenSSH, PROTOCOL.sshsig) and an authentication to a server (RFC 4252, section 7; OpenSSH,
+//! PROTOCOL, section 1.8). No bytes have both forms: the first begins with its name, which the
+//! second would read as the length of a string of more than a gigabyte.
 //!
-//! Must not know grants, nor who asks.
+//! This module must not know grants, nor the client.
 
 use crate::wire::Reader;
 
@@ -15,14 +15,14 @@ const SERVICE: &[u8] = b"ssh-connection";
 const BY_KEY: &[u8] = b"publickey";
 const BY_KEY_AT_HOST: &[u8] = b"publickey-hostbound-v00@openssh.com";
 
-/// Something that a key may be asked to sign.
+/// Data that a key may be asked to sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Statement<'a> {
     /// A text of git: a commit, a tag, a push certificate.
     Git {
-        /// The name of the digest: `sha256` or `sha512`.
+        /// Name of the digest: `sha256` or `sha512`.
         algorithm: &'a str,
-        /// The digest of the text.
+        /// Digest of the text.
         digest: &'a [u8],
     },
     /// An authentication to a server.
@@ -38,12 +38,12 @@ pub(crate) struct Authentication<'a> {
     pub user: &'a [u8],
     /// The key that authenticates.
     pub key: &'a [u8],
-    /// The server's key, where the method names it.
+    /// The server's key, if the method includes it.
     pub host_key: Option<&'a [u8]>,
 }
 
 impl<'a> Statement<'a> {
-    /// Reads what is to be signed; nothing where it has neither form.
+    /// Parses data to sign; `None` if it has neither form.
     pub(crate) fn read(data: &'a [u8]) -> Option<Self> {
         git(data).or_else(|| authentication(data).map(Self::Authentication))
     }
@@ -70,11 +70,11 @@ fn authentication(data: &[u8]) -> Option<Authentication<'_>> {
         return None;
     }
     let (user, service, method) = (reader.string()?, reader.string()?, reader.string()?);
-    // It says that a signature follows.
+    // The byte 1 means that a signature follows.
     if service != SERVICE || reader.byte()? != 1 {
         return None;
     }
-    // Its algorithm: the person's agent knows which ones the key has.
+    // The signature algorithm: the user's agent checks that it fits the key.
     reader.string()?;
     let key = reader.string()?;
     let host_key = match method {

@@ -1,7 +1,7 @@
-//! The person's agent: its keys are listed, and one signs. Nothing else is ever asked of it,
-//! and each question has a connection of its own and a time limit.
+//! The user's agent: lists its keys, and lets one sign. Sends no other request to it. Each request
+//! has a connection and a time-out of its own.
 //!
-//! Must not know what may be signed.
+//! This module must not know which data may be signed.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -16,50 +16,50 @@ use crate::filter::{Keys, message};
 use crate::host_key::{fingerprint, kind};
 use crate::wire::{Reader, put_string};
 
-/// The longest message in either direction: as OpenSSH has it.
+/// Longest message in either direction, as in OpenSSH.
 pub(crate) const MAX_MESSAGE: usize = 256 << 10;
-/// How long the agent may take to list its keys.
+/// Time-out for the list of keys.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a signature may take: the person may be asked, or touch a token.
+/// Time-out for a signature: the user may be asked, or touch a token.
 const SIGN_TIMEOUT: Duration = Duration::from_secs(120);
-/// What the kinds of certificates have in their name.
+/// Part of the name of every certificate kind.
 const CERTIFICATE: &str = "-cert-v0";
-/// More keys are not looked at.
+/// Most keys that are read.
 const MAX_KEYS: u32 = 2048;
 
-/// Why the person's agent does not do.
+/// Reason why the user's agent cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AgentError {
-    /// The caller has none.
+    /// The caller has no agent.
     #[error(
         "no ssh agent is there: SSH_AUTH_SOCK is not set\nhint: start one and add a key: eval \"$(ssh-agent)\" && ssh-add"
     )]
     None,
-    /// It cannot be spoken to.
+    /// The agent does not answer.
     #[error(
         "the ssh agent at {path} does not answer: {errno}\nhint: start one and add a key: eval \"$(ssh-agent)\" && ssh-add"
     )]
     Silent {
-        /// Its socket, escaped.
+        /// Path of its socket, escaped.
         path: String,
-        /// What the kernel said.
+        /// Error of the kernel.
         errno: Errno,
     },
-    /// It does not have a key that was granted.
+    /// The agent does not have a granted key.
     #[error("the ssh agent does not have the key of `{grant}`\nhint: add it: ssh-add; `ssh-add -l` lists what it has")]
     NoKey {
         /// The grant.
         grant: String,
     },
-    /// Which key a server has is not known.
+    /// The key of a server is not known.
     #[error("no key of the server of `{grant}` is known\nhint: connect to it once yourself: {command}")]
     UnknownServer {
         /// The grant.
         grant: String,
-        /// What makes it known.
+        /// Command that makes the key known.
         command: String,
     },
-    /// The run's own agent cannot be made.
+    /// The run's own agent cannot be started.
     #[error("cannot make the ssh agent of the run: {0}")]
     Own(String),
 }
@@ -67,35 +67,35 @@ pub enum AgentError {
 /// A key of the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Its name in grants.
+    /// Fingerprint, its name in grants.
     pub fingerprint: KeyFingerprint,
-    /// Its public half.
+    /// The public key.
     pub key: Vec<u8>,
-    /// What the person calls it.
+    /// The user's comment.
     pub comment: String,
 }
 
-/// The agent of the person, by its socket.
+/// The user's agent, by its socket.
 #[derive(Clone, Debug)]
 pub struct PersonsAgent {
     socket: PathBuf,
 }
 
 impl PersonsAgent {
-    /// The one that listens here.
+    /// Names the agent that listens at this path.
     pub fn at(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into() }
     }
 
-    /// Its socket.
+    /// Returns the path of its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Its keys.
+    /// Returns its keys.
     ///
     /// # Errors
-    /// [`AgentError::Silent`] where it does not answer.
+    /// [`AgentError::Silent`] if it does not answer.
     pub fn identities(&self) -> Result<Vec<Identity>, AgentError> {
         let silent =
             |errno| AgentError::Silent { path: self.socket.display().to_string().escape_debug().to_string(), errno };
@@ -103,12 +103,13 @@ impl PersonsAgent {
         identities(&answer).ok_or_else(|| silent(Errno::PROTO))
     }
 
-    /// One question and its answer. `end` is readable when nobody waits for it any more.
+    /// Sends one request and returns its answer. `end` becomes readable when the answer is not
+    /// needed any more.
     fn ask(&self, question: &[u8], at_most: Duration, end: Option<BorrowedFd<'_>>) -> Result<Vec<u8>, Errno> {
         let deadline = Instant::now() + at_most;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // It does not wait: an agent whose queue is full serves others.
+        // Does not block: an agent with a full queue is busy with other clients.
         rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket)?)?;
         let link = Link { socket, end };
         link.write(question, deadline)?;
@@ -124,7 +125,7 @@ fn identities(answer: &[u8]) -> Option<Vec<Identity>> {
     for _ in 0..count {
         let (key, comment) = (reader.string()?, reader.string()?);
         let comment = String::from_utf8_lossy(comment).into_owned();
-        // A certificate stands beside the key that it is for.
+        // The key of a certificate is listed besides it.
         if kind(key).is_some_and(|kind| kind.contains(CERTIFICATE)) {
             continue;
         }
@@ -133,7 +134,7 @@ fn identities(answer: &[u8]) -> Option<Vec<Identity>> {
     Some(all)
 }
 
-/// The agent for one connection of the run; `end` is readable when the run is over.
+/// The agent for one connection of the run; `end` is readable when the run has ended.
 pub(crate) struct Upstream<'a> {
     pub agent: &'a PersonsAgent,
     pub end: BorrowedFd<'a>,
@@ -154,16 +155,16 @@ impl Keys for Upstream<'_> {
     }
 }
 
-/// A socket on which messages with their length before them pass, none later than its deadline.
+/// Socket with length-prefixed messages and a deadline for each.
 pub(crate) struct Link<'a> {
-    /// One that does not wait.
+    /// Non-blocking socket.
     pub socket: OwnedFd,
-    /// Readable when nothing more is to pass.
+    /// Readable when the transfer must stop.
     pub end: Option<BorrowedFd<'a>>,
 }
 
 impl Link<'_> {
-    /// The next message; nothing where the other side closed before one.
+    /// Reads the next message; `None` if the other side closed before one.
     pub(crate) fn read(&self, deadline: Instant) -> Result<Option<Vec<u8>>, Errno> {
         let mut length = [0; 4];
         match self.fill(&mut length, deadline)? {
@@ -198,7 +199,7 @@ impl Link<'_> {
         Ok(())
     }
 
-    /// Fills a buffer, and says how far where the other side closed.
+    /// Fills a buffer. Returns fewer bytes if the other side closed.
     fn fill(&self, buffer: &mut [u8], deadline: Instant) -> Result<usize, Errno> {
         let mut filled = 0;
         while filled < buffer.len() {

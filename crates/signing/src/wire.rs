@@ -1,8 +1,8 @@
-//! Strings and numbers as ssh writes them (RFC 4251, section 5).
+//! Strings and numbers in the format of ssh (RFC 4251, section 5).
 //!
-//! Must not know messages.
+//! This module must not know messages.
 
-/// Reads from the front of some bytes. Anything that is not there is `None`.
+/// Reader of bytes. Returns `None` for missing data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader<'a>(&'a [u8]);
 
@@ -30,7 +30,7 @@ impl<'a> Reader<'a> {
         self.take(usize::try_from(length).ok()?)
     }
 
-    /// A whole number that is not negative, without leading zeros.
+    /// Reads a non-negative integer, without leading zeros.
     pub(crate) fn unsigned(&mut self) -> Option<&'a [u8]> {
         let bytes = self.string()?;
         match bytes {
@@ -40,12 +40,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Exactly these bytes.
+    /// Reads exactly these bytes.
     pub(crate) fn exactly(&mut self, wanted: &[u8]) -> Option<()> {
         (self.take(wanted.len())? == wanted).then_some(())
     }
 
-    /// Nothing may be left.
+    /// Checks that no bytes are left.
     pub(crate) fn end(self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
@@ -53,7 +53,7 @@ impl<'a> Reader<'a> {
 
 /// Appends a string.
 pub(crate) fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
-    // Nothing here is longer than a message.
+    // All strings are shorter than a message.
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     out.extend_from_slice(&length.to_be_bytes());
     out.extend_from_slice(bytes);

@@ -1,4 +1,4 @@
-//! `stockade approvals`: remembered answers. Taking one back is on the record.
+//! `stockade approvals`: remembered answers. A revocation is recorded in the audit log.
 
 use std::path::PathBuf;
 
@@ -12,10 +12,10 @@ use crate::failure::{Failure, quoted};
 use crate::render::{self, approvals as text};
 use crate::{exit, meaning, places};
 
-/// Lists, shows or revokes.
+/// Lists, shows or revokes answers.
 ///
 /// # Errors
-/// When the answers cannot be read.
+/// [`Failure`] if the answers cannot be read.
 pub fn approvals(typed: ApprovalsCommand) -> Ended {
     match typed {
         ApprovalsCommand::List { session, all, json } => list(session.as_deref(), all, json),
@@ -28,17 +28,17 @@ fn parse(id: &str) -> Result<ApprovalId, Failure> {
     id.parse().map_err(|e| Failure::new(e).hint("`stockade approvals list` shows the ids"))
 }
 
-/// The store, where there is one: looking must not make one.
+/// Opens the store if it exists: reading must not create it.
 fn store() -> Result<Option<Store>, Failure> {
     let path = path()?;
     let cannot = |e| Failure::new(format!("cannot look for the remembered answers at {}: {e}", quoted(&path)));
     Ok(if path.try_exists().map_err(cannot)? { Some(Store::open(&path)?) } else { None })
 }
 
-/// Ends what was answered for a session: another one may have its name later.
+/// Ends the answers of a session, because another session may have its name later.
 ///
 /// # Errors
-/// Where there are answers and they cannot be changed.
+/// [`Failure`] if there are answers and they cannot be changed.
 pub fn end_session(session: &SessionId) -> Result<(), Failure> {
     if let Some(store) = store()? {
         store.end_session(session, now_ms())?;
@@ -50,10 +50,10 @@ fn path() -> Result<PathBuf, Failure> {
     Ok(places::state_path(&variable)?.join("approvals.db"))
 }
 
-/// The answers that hold, the oldest first.
+/// Returns the answers in force, the oldest first.
 ///
 /// # Errors
-/// When they cannot be read.
+/// [`Failure`] if they cannot be read.
 pub fn in_force() -> Result<Vec<Remembered>, Failure> {
     let answers = store()?.map(|store| store.list()).transpose()?.unwrap_or_default();
     Ok(answers.into_iter().filter(|answer| answer.in_force(now_ms())).collect())
@@ -93,8 +93,8 @@ fn revoke(id: &ApprovalId) -> Ended {
         remark("it was taken back before\n");
         return Ok(exit::SUCCESS);
     }
-    // Taken back first: a record that cannot be written must not keep a power
-    // alive.
+    // Revoked before it is recorded: a failure to write the audit log must not keep a grant in
+    // force.
     let state = places::State::open(&places::state_path(&variable)?)?;
     let log = AuditLog::open(&state)?;
     let kind = EventKind::Revoked { approval: id.to_string() };

@@ -1,4 +1,4 @@
-//! `stockade audit`: reads the record, never writes it.
+//! `stockade audit`: reads the audit log, never writes it.
 
 use std::collections::VecDeque;
 use std::io::{self, BufWriter, Write};
@@ -14,13 +14,13 @@ use crate::audit_log::kept_anchors;
 use crate::failure::Failure;
 use crate::{exit, meaning, places, render};
 
-/// The most events that `--last` keeps in memory.
+/// Most events that `--last` keeps in memory.
 const LAST_LIMIT: usize = 100_000;
 
-/// Shows, queries or verifies.
+/// Shows, queries or verifies the audit log.
 ///
 /// # Errors
-/// When there is no record or it cannot be read.
+/// [`Failure`] if there is no audit log or it cannot be read.
 pub fn audit(typed: AuditCommand) -> Ended {
     let state = places::state_path(&variable)?;
     let dir = state.join("audit");
@@ -87,10 +87,10 @@ fn unwritable(e: io::Error) -> Failure {
     Failure::new(format!("cannot write to standard output: {e}"))
 }
 
-/// An entry as one JSON object on a line.
+/// Returns an entry as one JSON object on a line.
 ///
 /// # Errors
-/// When it has no JSON form.
+/// [`Failure`] if it cannot be serialized.
 pub fn json_line(entry: &Entry) -> Result<String, Failure> {
     let value = match &entry.content {
         Content::Event { seq, event } => json!({ "line": entry.line, "seq": seq.0, "event": event }),

@@ -1,4 +1,4 @@
-//! `stockade cache`: what runs wrote in the caches of tools, by workspace.
+//! `stockade cache`: the caches of tools that runs have written, by workspace.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -13,19 +13,19 @@ use crate::places::State;
 use crate::render::{self, cache as text};
 use crate::{exit, places};
 
-/// How much the caches of all workspaces may take. More is removed once a day, after a
-/// run: what was used longest ago first.
+/// Limit for the caches of all workspaces. Once a day, after a run, the least recently used caches
+/// above it are removed.
 const LIMIT_BYTES: u64 = 20 << 30;
 
-/// How often the limit is looked at.
+/// Interval between two checks of the limit.
 const LIMIT_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Lists or removes.
+/// Lists or removes caches.
 ///
 /// # Errors
-/// When the caches cannot be looked at or removed.
+/// [`Failure`] if the caches cannot be read or removed.
 pub fn cache(typed: CacheCommand) -> Ended {
-    // It has nothing of whoever started it, and no state is its.
+    // The server inherits nothing from its caller, and uses no state directory.
     if let CacheCommand::Hold { directory } = typed {
         serve_layers(&directory).map_err(|error| Failure::new(error.to_string()))?;
         return Ok(exit::SUCCESS);
@@ -43,14 +43,15 @@ pub fn cache(typed: CacheCommand) -> Ended {
     }
 }
 
-/// What holds the layers of a workspace: this program, even where its file was replaced.
+/// Returns the program that serves the layers of a workspace: this program, even if its file was
+/// replaced.
 pub fn holder() -> LayerServerProgram {
     let arguments = ["cache", "hold"].map(Into::into).into();
     LayerServerProgram { program: super::OWN_PROGRAM.into(), arguments }
 }
 
-/// Keeps all caches within their limit, at most once a day. A run that is over waits for
-/// it, so it is told of.
+/// Keeps all caches within their limit, at most once a day. Removals are reported, because the run
+/// that has ended waits for them.
 pub fn keep_within_limit(state: &State) {
     let stamp = state.caches().join("checked");
     let age = |at: SystemTime| SystemTime::now().duration_since(at).unwrap_or_default();
@@ -58,7 +59,7 @@ pub fn keep_within_limit(state: &State) {
     if !state.caches().exists() || checked.is_ok_and(|at| age(at) < LIMIT_INTERVAL) {
         return;
     }
-    // First, so that runs at the same time do not all look.
+    // Written first, so that concurrent runs do not all check.
     if std::fs::write(&stamp, "").is_err() {
         return;
     }
@@ -75,7 +76,7 @@ pub fn keep_within_limit(state: &State) {
 
 fn workspace_of(typed: Option<PathBuf>) -> Result<PathBuf, Failure> {
     match typed {
-        // It may be gone.
+        // The directory may have been deleted.
         Some(typed) => {
             let cwd = places::current_directory()?;
             Ok(places::canonical_prefix(&places::expand(&typed, &|| places::home(&variable), &cwd)?))

@@ -1,5 +1,5 @@
-//! `stockade check`: judge without running. One command, or a stream of them,
-//! a line each. Nothing is executed, asked or recorded.
+//! `stockade check`: assesses one command, or a stream of them with one per line, without running
+//! it. Executes, asks and records nothing.
 
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
@@ -13,14 +13,14 @@ use crate::failure::Failure;
 use crate::meaning::{self, COMMAND_LIMIT_BYTES, Meant};
 use crate::{exit, render};
 
-/// The longest line of `--jsonl`, in bytes: the longest command with every
-/// byte written as `\u00XX`, and room for the rest.
+/// Longest line of `--jsonl`, in bytes: the longest command with every byte written as `\u00XX`,
+/// and room for the rest.
 const LINE_LIMIT_BYTES: usize = 6 * COMMAND_LIMIT_BYTES + 64 * 1024;
 
-/// Judges one command or a stream.
+/// Assesses one command or a stream.
 ///
 /// # Errors
-/// When the configuration cannot be used, or a stream breaks off.
+/// [`Failure`] if the configuration cannot be used, or if a stream fails.
 pub fn check(typed: CheckArgs) -> Ended {
     let (json, jsonl) = (typed.json, typed.jsonl);
     let meant = Meant::check(typed, &variable)?;
@@ -48,10 +48,10 @@ pub fn check(typed: CheckArgs) -> Ended {
     Ok(exit::SUCCESS)
 }
 
-/// What a request's text shows, and what the rules say of it.
+/// Function that assesses a request and decides on it.
 type Judge<'a> = &'a dyn Fn(&Request) -> (Assessment, Decision);
 
-/// What `--json` and each line of `--jsonl` answer. Public API.
+/// Answer of `--json` and of each line of `--jsonl`. Public API.
 #[derive(Serialize)]
 struct Answer<'a> {
     tier: Tier,
@@ -87,7 +87,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// What cannot be read cannot be judged: somebody has to look.
+    /// Answer for an unreadable line: it cannot be assessed, so the decision is to ask.
     fn unreadable(why: &'a str) -> Self {
         Self {
             tier: Tier::Ask,
@@ -102,7 +102,7 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// One line of `--jsonl`. Other fields are the caller's own.
+/// One line of `--jsonl`. Unknown fields are ignored; the caller may use them.
 #[derive(Deserialize)]
 struct Line {
     script: Option<RawText>,
@@ -111,12 +111,12 @@ struct Line {
     id: Option<serde_json::Value>,
 }
 
-/// A stream of questions with one judge.
+/// Stream of requests with one policy.
 struct Stream<'a> {
     judge: Judge<'a>,
-    /// What a line does not say.
+    /// Template for the fields that a line does not set.
     request: Request,
-    /// Whether the workspace was named; otherwise it is each line's cwd.
+    /// True if the workspace was named; otherwise each line's cwd is its workspace.
     workspace_is_fixed: bool,
 }
 
@@ -131,7 +131,7 @@ impl Stream<'_> {
                 Err(why) => render::json::line(&Answer::unreadable(&why))?,
             };
             output.write_all(text.as_bytes()).map_err(unwritable)?;
-            // Whoever waits for the answer before the next question gets it.
+            // Flushes for a caller that waits for the answer before it sends the next line.
             if !input.buffer().contains(&b'\n') {
                 output.flush().map_err(unwritable)?;
             }
@@ -171,8 +171,8 @@ fn unwritable(e: io::Error) -> Failure {
     Failure::new(format!("cannot write to standard output: {e}"))
 }
 
-/// The next line without its line feed: `Some(false)` where it was too long,
-/// and was read to its end but not kept; `None` at the end.
+/// Reads the next line without its line feed. Returns `Some(false)` if it was too long; then it was
+/// read to its end and dropped. Returns `None` at the end.
 fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Option<bool>> {
     line.clear();
     let mut whole = true;
@@ -208,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    /// Finds everything with `rm` in it harmful.
+    /// Policy for the test: every command that contains `rm` is harmful.
     fn simple(request: &Request) -> (Assessment, Decision) {
         let harmful = meaning::text_of(&request.command).escaped().contains("rm");
         let (tier, verdict) = if harmful { (Tier::Deny, Verdict::Deny) } else { (Tier::Allow, Verdict::Allow) };

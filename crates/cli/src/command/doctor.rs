@@ -1,8 +1,7 @@
-//! `stockade doctor`: what this machine can enforce, proved by trying it. First
-//! each layer alone; then for each level a sandbox is built and a command in it
-//! tries what it must not be able to do, and what came of it is looked at from
-//! outside. The command decides whether a level works, the layers say why not.
-//! It must not know how a layer is tried.
+//! `stockade doctor`: tests the isolation that this machine can enforce. First it tests each layer
+//! alone. Then it builds a sandbox for each level, in which a command tries forbidden operations,
+//! and checks their effects from outside. The command determines whether a level works; the layers
+//! explain the reason if it does not. This module must not know how a layer is tested.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -28,105 +27,104 @@ use crate::args::DoctorArgs;
 use crate::failure::Failure;
 use crate::{exit, meaning, places, render};
 
-/// How long the command inside may take.
+/// Time-out for the command inside.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of its output that are kept.
 const OUTPUT_LIMIT_BYTES: u64 = 4_096;
-/// The advice where every layer can be had and the sandbox cannot.
+/// Hint if every layer is available but the sandbox fails to start.
 const UNEXPLAINED: &str = "see the step that failed with STOCKADE_LOG=debug stockade doctor";
-/// The advice where a sandbox was built and does not hold.
+/// Hint if a sandbox was built but does not isolate.
 const UNHELD: &str = "do not rely on this level here, and report what `stockade doctor --json` shows";
 
-/// What was found. Public API with `--json`.
+/// Findings of the doctor. Public API with `--json`.
 #[derive(Debug, Serialize)]
 pub struct Findings {
-    /// The kernel's release, as uname(2) gives it.
+    /// Release of the kernel, as uname(2) returns it.
     pub kernel: String,
-    /// Who asked.
+    /// User id of the caller.
     pub uid: u32,
-    /// The strongest level that works; absent where none does.
+    /// Strongest level that works; absent if none does.
     pub best: Option<Level>,
-    /// Each layer, tried alone, in the order in which they matter.
+    /// Each layer, tested alone, in order of importance.
     pub layers: Vec<LayerFinding>,
     /// Each level, the strongest first.
     pub levels: Vec<LevelFinding>,
-    /// The container engines that sandboxes can be made by, in the order in which they
-    /// are preferred.
+    /// Container engines that can create sandboxes, in order of preference.
     pub engines: Vec<EngineFinding>,
-    /// The configured reviewer of questions; absent where there is none.
+    /// Configured reviewer of questions; absent if there is none.
     pub reviewer: Option<ReviewerFinding>,
 }
 
-/// What was found of one container engine, without making anything in it.
+/// Findings about one container engine. Nothing is created in it.
 #[derive(Debug, Serialize)]
 pub struct EngineFinding {
-    /// The kind of sandboxes that it makes.
+    /// Kind of the sandboxes that it creates.
     pub name: &'static str,
-    /// Its version, where it answers and says it.
+    /// Version, if the engine answers with one.
     pub version: Option<String>,
-    /// Whether it runs as an ordinary user.
+    /// True if the engine runs as an ordinary user.
     pub rootless: bool,
-    /// The runtime that it takes where none is named.
+    /// Default runtime.
     pub runtime: Option<String>,
-    /// Those that can be named.
+    /// Runtimes that can be named.
     pub runtimes: Vec<String>,
-    /// Why it cannot be used.
+    /// Reason why it cannot be used.
     pub problem: Option<String>,
 }
 
-/// What was found of the reviewer, without sending it anything.
+/// Findings about the reviewer. No request is sent to it.
 #[derive(Debug, Serialize)]
 pub struct ReviewerFinding {
-    /// The name of the model.
+    /// Name of the model.
     pub model: String,
-    /// Where requests would go.
+    /// Endpoint of the requests.
     pub endpoint: String,
-    /// Why none can be sent.
+    /// Reason why no request can be sent.
     pub problem: Option<String>,
 }
 
-/// What was found of one layer.
+/// Findings about one layer.
 #[derive(Debug, Serialize)]
 pub struct LayerFinding {
-    /// Its name.
+    /// Name of the layer.
     pub name: &'static str,
-    /// What it can do here.
+    /// Capabilities of the layer on this machine.
     #[serde(flatten)]
     pub report: LayerReport,
 }
 
-/// What was found of one level.
+/// Findings about one level.
 #[derive(Debug, Serialize)]
 pub struct LevelFinding {
     /// The level.
     pub level: Level,
-    /// Whether the sandbox could be built and everything tried was held.
+    /// True if the sandbox was built and passed every trial.
     pub works: bool,
-    /// Where it does not work: the layers that are the reason, the first first.
+    /// If the level does not work: the layers that are the cause, the first one first.
     pub missing: Vec<&'static str>,
-    /// Why it could not be built.
+    /// Reason why the sandbox was not built.
     pub error: Option<String>,
-    /// Where it does not work: what to do about that.
+    /// If the level does not work: a hint for the user.
     pub hint: Option<String>,
-    /// What the kernel took.
+    /// Enforcement report: the restrictions that the kernel has accepted.
     pub enforced: Option<EnforcementReport>,
-    /// What was tried inside.
+    /// Trials inside the sandbox.
     pub tried: Vec<Trial>,
 }
 
-/// One thing tried inside.
+/// One trial inside a sandbox.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Trial {
-    /// What has to be true.
+    /// Property that must hold.
     pub promise: &'static str,
-    /// Whether it is.
+    /// True if the property holds.
     pub holds: bool,
 }
 
-/// Tries each level and shows what came of it.
+/// Tests each level and shows the findings.
 ///
 /// # Errors
-/// When there is no place to try in.
+/// [`Failure`] if no directory for the test can be created.
 pub fn doctor(typed: &DoctorArgs) -> Ended {
     let place = Place::make()?;
     let setting = setting::load(&place.workspace)?;
@@ -176,12 +174,12 @@ fn found_reviewer(review: &ReviewSettings) -> ReviewerFinding {
     }
 }
 
-/// Where it is tried; nothing of it is left at the end.
+/// Directory and file for the trials; removed at the end.
 struct Place {
-    /// A directory of our own, the workspace.
+    /// Directory created for the test, which is the workspace.
     workspace: PathBuf,
-    /// A file in the person's home that could be made without a sandbox; absent
-    /// where it could not, so that nothing is proved by it.
+    /// File in the user's home that could be created without a sandbox. Absent if it could not,
+    /// because then a trial would prove nothing.
     outside: Option<PathBuf>,
 }
 
@@ -195,7 +193,7 @@ impl Place {
         };
         fs::DirBuilder::new().mode(0o700).create(&workspace).map_err(cannot)?;
         let workspace = workspace.canonicalize().map_err(cannot)?;
-        // The home, because temporary directories are private inside.
+        // In the home, because temporary directories are private inside.
         let outside = places::home(&variable)?.canonicalize().map_err(cannot)?.join(name);
         let can_be_made = fs::File::create_new(&outside).is_ok() && fs::remove_file(&outside).is_ok();
         Ok(Self { workspace, outside: can_be_made.then_some(outside) })
@@ -215,7 +213,7 @@ impl Drop for Place {
     }
 }
 
-/// What happened inside, as seen from outside.
+/// Observations of the command inside, made from outside.
 struct Seen {
     enforced: EnforcementReport,
     denials: Vec<Denial>,
@@ -223,7 +221,7 @@ struct Seen {
     said: String,
 }
 
-/// Tries a command in `level`.
+/// Runs the trials at `level`.
 fn examine(level: Level, place: &Place, setting: &Setting) -> LevelFinding {
     let mut found = LevelFinding {
         level,
@@ -238,7 +236,7 @@ fn examine(level: Level, place: &Place, setting: &Setting) -> LevelFinding {
         Err(failure) => (found.error, found.hint) = (Some(failure.what), failure.hint),
         Ok(seen) => {
             found.tried = trials(&seen, place);
-            // The next level starts as this one did.
+            // The next level starts in the same state.
             place.clean();
             found.works = found.tried.iter().all(|trial| trial.holds);
             found.enforced = Some(seen.enforced);
@@ -247,15 +245,15 @@ fn examine(level: Level, place: &Place, setting: &Setting) -> LevelFinding {
     found
 }
 
-/// Where a level does not work: the layers that are the reason, and advice. What
-/// the failed start advises comes first, it knows the error.
+/// Adds the layers that are the cause, and a hint, to a level that does not work. The hint of the
+/// failed start takes precedence, because it knows the error.
 fn explain(mut found: LevelFinding, diagnosis: &Diagnosis) -> LevelFinding {
     if found.works {
         return found;
     }
     found.missing = diagnosis.missing(found.level);
-    // The last, because those that both levels need come last: the way out must
-    // not be another level that cannot be had either.
+    // The last one, because layers that both levels need come last. The hint must not lead to
+    // another level that is not available either.
     let general = match (found.missing.last(), &found.error) {
         (Some(layer), _) => layers::remedy(layer).unwrap_or(UNEXPLAINED),
         (None, Some(_)) => UNEXPLAINED,
@@ -268,7 +266,7 @@ fn explain(mut found: LevelFinding, diagnosis: &Diagnosis) -> LevelFinding {
 fn plan(level: Level, place: &Place, setting: &Setting) -> Result<Plan, Failure> {
     let outside = place.outside.as_deref().unwrap_or(Path::new("/stockade-doctor"));
     let outside = render::shell_quoted(&RawText::from(outside).escaped());
-    // Only what every shell has built in; each line says how it went.
+    // Only builtins of every shell; each line prints its result.
     let script = format!(
         "(echo x > made) && echo wrote\n(echo x > {outside}) && echo wrote-outside\n(echo x > .envrc) && echo wrote-protected\n\
          kill -0 {} && echo signalled\necho end",

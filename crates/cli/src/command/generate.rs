@@ -1,5 +1,5 @@
-//! `stockade completions` and `stockade man`: both from the one definition of
-//! the arguments, so that they cannot drift.
+//! `stockade completions` and `stockade man`: both generated from the one definition of the
+//! arguments, so that they stay consistent.
 
 use clap::CommandFactory;
 
@@ -8,10 +8,10 @@ use crate::args::{CompletionsArgs, Typed};
 use crate::exit;
 use crate::failure::Failure;
 
-/// Completions for a shell.
+/// Prints completions for a shell.
 ///
 /// # Errors
-/// When standard output takes no more.
+/// [`Failure`] if standard output cannot be written.
 pub fn completions(typed: &CompletionsArgs) -> Ended {
     let mut out = Vec::new();
     clap_complete::generate(typed.shell, &mut Typed::command(), "stockade", &mut out);
@@ -19,10 +19,10 @@ pub fn completions(typed: &CompletionsArgs) -> Ended {
     Ok(exit::SUCCESS)
 }
 
-/// The manual: one page, each subcommand a section of its own.
+/// Prints the manual: one page, each subcommand a section of its own.
 ///
 /// # Errors
-/// When standard output takes no more.
+/// [`Failure`] if standard output cannot be written.
 pub fn man() -> Ended {
     let cannot = |e: std::io::Error| Failure::new(format!("cannot write the manual: {e}"));
     let mut command = Typed::command();

@@ -1,4 +1,4 @@
-//! What this program is in the containers of sandboxes.
+//! Processes of this program in the containers of sandboxes.
 
 use stockade_container::inside::{hold, probe, serve};
 
@@ -7,10 +7,10 @@ use crate::args::InsideCommand;
 use crate::exit;
 use crate::failure::Failure;
 
-/// Is one of the processes of a container.
+/// Runs one of the processes of a container.
 ///
 /// # Errors
-/// When whoever started it does not speak as one should.
+/// [`Failure`] if the parent process violates the protocol.
 pub fn inside(part: &InsideCommand) -> Ended {
     let done = match part {
         InsideCommand::Hold => hold(),

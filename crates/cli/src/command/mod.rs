@@ -1,5 +1,5 @@
-//! The subcommands, one file each. Each takes what was typed and gives an exit
-//! code; what it shows comes from [`crate::render`].
+//! The subcommands, one file each. Each takes the parsed arguments and returns an exit code; its
+//! output comes from [`crate::render`].
 
 pub mod approvals;
 pub mod audit;
@@ -29,27 +29,26 @@ use serde_json::Value;
 use crate::failure::Failure;
 use crate::{exit, render};
 
-/// A subcommand's result: an exit code, or why it could not do its part.
+/// Result of a subcommand: an exit code, or a failure of Stockade itself.
 pub type Ended = Result<u8, Failure>;
 
-/// This program, even where its file was replaced.
+/// Path of this program, even if its file was replaced.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// A variable of the caller's environment.
+/// Returns a variable of the caller's environment.
 pub fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name)
 }
 
-/// Milliseconds since the epoch.
+/// Returns the milliseconds since the epoch.
 pub fn now_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, crate::meaning::milliseconds)
 }
 
-/// Writes data to standard output, all of it or a failure.
+/// Writes all of the data to standard output.
 ///
 /// # Errors
-/// When standard output takes no more: data that is cut off unnoticed would be
-/// worse.
+/// [`Failure`] if standard output cannot be written: unnoticed truncation would be worse.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())
@@ -57,11 +56,11 @@ pub fn print(text: &str) -> Result<(), Failure> {
         .map_err(|e| Failure::new(format!("cannot write to standard output: {e}")))
 }
 
-/// Prints each of a list, as text or as a line of JSON; says `none` to a person where it is
-/// empty.
+/// Prints each item of a list, as text or as a line of JSON. For an empty list it shows `none` to a
+/// user.
 ///
 /// # Errors
-/// When it cannot be written.
+/// [`Failure`] if it cannot be written.
 pub fn print_each<T>(
     found: &[T],
     json: bool,
@@ -79,13 +78,12 @@ pub fn print_each<T>(
     Ok(exit::SUCCESS)
 }
 
-/// A remark beside the data, to the person: there is nowhere else to say so if that
-/// fails.
+/// Prints a remark for the user on standard error. A failure of that write cannot be reported.
 pub fn remark(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// Says on a terminal that a list is empty; a script reads an empty list.
+/// Reports on a terminal that a list is empty; a script reads an empty list.
 pub fn remark_empty(shown: &str, what: &str) {
     if shown.is_empty() && io::stderr().is_terminal() {
         remark(&format!("{what}\n"));

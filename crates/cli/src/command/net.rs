@@ -1,5 +1,5 @@
-//! `stockade net`: what runs reached, read from the record. A connection is on
-//! record once it is over; a refusal and a call that waits are at once.
+//! `stockade net`: the network connections of runs, read from the audit log. A connection is
+//! recorded once it has ended; a refusal and a held call are recorded at once.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -13,16 +13,15 @@ use crate::failure::Failure;
 use crate::render::network::{self, Reached};
 use crate::{exit, meaning, places, render};
 
-/// How often the record is looked at again.
+/// Interval between two reads of the audit log.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Moves to the first place of a terminal and clears what is behind (ECMA-48,
-/// CUP and ED).
+/// Moves to the first position of a terminal and clears the rest (ECMA-48, CUP and ED).
 const CLEAR: &str = "\x1b[H\x1b[J";
 
-/// Shows what was reached.
+/// Shows the connections.
 ///
 /// # Errors
-/// When there is no record or it cannot be read.
+/// [`Failure`] if there is no audit log or it cannot be read.
 pub fn net(typed: NetCommand) -> Ended {
     match typed {
         NetCommand::Log(typed) => log(typed),
@@ -30,7 +29,7 @@ pub fn net(typed: NetCommand) -> Ended {
     }
 }
 
-/// The record from its beginning, with what is appended while it is read.
+/// Opens the audit log from its beginning, including entries that are appended meanwhile.
 fn record(typed: &NetArgs) -> Result<Query, Failure> {
     let filter = Filter {
         request: typed.request.as_deref().map(str::parse).transpose()?,
@@ -41,8 +40,8 @@ fn record(typed: &NetArgs) -> Result<Query, Failure> {
     Ok(stockade_audit::query(&places::state_path(&variable)?.join("audit"), filter)?)
 }
 
-/// The events of the network among the next entries. A line that cannot be read
-/// could be one.
+/// Returns the next entry about the network. An unreadable line counts as one, because it could be
+/// about the network.
 fn next(record: &mut Query) -> Result<Option<Entry>, Failure> {
     for entry in record {
         let entry = entry?;

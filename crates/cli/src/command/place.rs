@@ -1,5 +1,5 @@
-//! Where the command of a run is run: in a sandbox of its own, or in one that
-//! lasts, whose paths are others than the host's.
+//! Sandbox in which the command of a run runs: one of its own, or a persistent one, whose paths
+//! differ from the host's.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,45 +15,45 @@ use crate::meaning::Meant;
 use crate::places;
 use crate::places::State;
 
-/// What of the caller's environment means the same inside.
+/// Variables of the caller's environment that have the same meaning inside.
 const PASSED: [&str; 6] = ["TERM", "COLORTERM", "LANG", "LC_ALL", "LC_CTYPE", "TZ"];
 
-/// What holds in every sandbox that lasts.
+/// Variables that are the same in every persistent sandbox.
 const OWN: [(&str, &str); 3] = [
     ("HOME", INSIDE_HOME),
     ("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"),
     ("USER", "agent"),
 ];
 
-/// Where the command of a run is run.
+/// Sandbox in which the command of a run runs.
 pub enum Place {
-    /// In a sandbox of its own; it may be begun already.
+    /// A sandbox of its own, which may be prewarmed.
     Own(Option<Nursery>),
-    /// In one that lasts.
+    /// A persistent sandbox.
     Lasting(Box<Inside>),
 }
 
-/// A sandbox that lasts, as a run needs it.
+/// Parameters of a persistent sandbox for a run.
 pub struct Inside {
-    /// What runs commands in it.
+    /// Backend that runs commands in it.
     pub backend: Arc<dyn Backend>,
-    /// Its workspace, on the host.
+    /// Workspace on the host.
     pub workspace: PathBuf,
-    /// The profile whose powers its commands have.
+    /// Profile of its commands.
     pub profile: String,
-    /// Powers that they have besides.
+    /// Further grants of its commands.
     pub grants: Vec<Grant>,
-    /// What they may take.
+    /// Limits of its commands.
     pub limits: Limits,
-    /// Who agreed to the command already.
+    /// Approval of the command that the caller has given already.
     pub agreed: Option<CallerApproval>,
 }
 
 impl Place {
-    /// The same run, with the paths that are meant there.
+    /// Returns the same run, with the paths inside the sandbox.
     ///
     /// # Errors
-    /// Where a run of root's would work in what holds the system.
+    /// [`Failure`] if a run of root has a system directory as its workspace.
     pub fn within(&self, mut meant: Meant) -> Result<Meant, Failure> {
         if matches!(self, Self::Own(_)) && rustix::process::geteuid().is_root() {
             places::refuse_system(&meant.workspace, "the workspace")?;
@@ -68,7 +68,7 @@ impl Place {
         Ok(meant)
     }
 
-    /// Powers that each command there has.
+    /// Returns the grants that each command there has.
     pub fn standing(&self) -> Vec<Grant> {
         match self {
             Self::Own(_) => Vec::new(),
@@ -76,7 +76,7 @@ impl Place {
         }
     }
 
-    /// The workspace on the host.
+    /// Returns the workspace on the host.
     pub fn workspace<'a>(&'a self, meant: &'a Meant) -> &'a Path {
         match self {
             Self::Own(_) => &meant.workspace,
@@ -84,7 +84,7 @@ impl Place {
         }
     }
 
-    /// The workspace on the host of a sandbox that lasts.
+    /// Returns the workspace on the host of a persistent sandbox.
     pub fn inside(&self) -> Option<&Path> {
         match self {
             Self::Own(_) => None,
@@ -92,7 +92,7 @@ impl Place {
         }
     }
 
-    /// The same request, with nothing of the host in its environment.
+    /// Returns the same request, without the host's environment.
     pub fn of(&self, mut request: Request) -> Request {
         if let Self::Lasting(inside) = self {
             request.environment = environment(&request.environment);
@@ -101,7 +101,7 @@ impl Place {
         request
     }
 
-    /// What runs it; `person` is whose keys may sign there.
+    /// Returns the backend that runs the command; the keys of `person` may sign there.
     pub fn backend(self, state: &State, person: SigningPerson) -> Arc<dyn Backend> {
         match self {
             Self::Own(nursery) => {

@@ -1,5 +1,5 @@
-//! The configured reviewer, as the engine and `doctor` want it. It must not know
-//! what an opinion leads to.
+//! The configured reviewer, for the engine and `doctor`. This module must not know how an opinion
+//! is used.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use stockade_review::{Api, Authorities, KeySource, ModelReviewer, Terms};
 
 use crate::places::State;
 
-/// Who gives an opinion on questions, where the person configured somebody.
+/// Returns the reviewer of questions, if the user configured one.
 pub fn configured(settings: &Settings, state: &State) -> Option<Arc<dyn Reviewer>> {
     let review = settings.review.value.as_ref()?;
     Some(Arc::new(ModelReviewer::new(terms(review), std::env::vars_os().collect(), state.reviews())))
 }
 
-/// Why nothing could be sent, as far as that shows without sending anything.
+/// Returns the reason why no request can be sent, as far as it shows without sending one.
 pub fn problem(review: &ReviewSettings) -> Option<String> {
     key(review).read(super::variable).err().map(|why| why.to_string())
 }

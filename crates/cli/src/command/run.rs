@@ -1,4 +1,4 @@
-//! `stockade run`: one command on its way through the engine.
+//! `stockade run`: runs one command through the engine.
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -38,13 +38,13 @@ use crate::relay::{Given, Relay};
 use crate::timings::Timings;
 use crate::{exit, interrupts, relay, render, signing_names, terminal, trace};
 
-/// Bytes of each stream that are kept where the profile sets no limit.
+/// Bytes of each stream that are kept if the profile sets no limit.
 const OUTPUT_LIMIT_BYTES: u64 = 1 << 20;
 
-/// Runs one command, here or detached. `start` is when this program began.
+/// Runs one command, here or detached. `start` is the start time of this program.
 ///
 /// # Errors
-/// When Stockade could not do its part.
+/// [`Failure`] if Stockade itself failed.
 pub fn run(typed: RunArgs, start: u64) -> Ended {
     let timings = typed.timings.then(|| Timings::begin(start)).transpose()?;
     trace::start(timings.as_ref())?;
@@ -64,20 +64,20 @@ pub fn run(typed: RunArgs, start: u64) -> Ended {
     Ok(code)
 }
 
-/// The process that a run is in front of.
+/// The process that supervises a run.
 pub struct Front {
-    /// Taken before any thread.
+    /// Taken before any thread starts.
     pub signals: Taken,
-    /// The command's.
+    /// Terminal of the command.
     pub terminal: Given,
-    /// Where its command is run.
+    /// Sandbox of the command.
     pub place: Place,
-    /// Where nobody waits for the run.
+    /// Set if the run is detached.
     pub supervisor: Option<Arc<Supervisor>>,
 }
 
-/// Runs one command to its end and tells of it: its outcome and exit code. Where
-/// Stockade could not do its part, the outcome says so.
+/// Runs one command to its end and reports it. Returns its outcome and exit code. If Stockade
+/// itself failed, the outcome contains the error.
 pub fn complete(
     typed: RunArgs,
     id: RequestId,
@@ -108,14 +108,14 @@ pub fn complete(
     (outcome, code)
 }
 
-/// Says on standard error how it went; not what every command there may do. `workspace` is
-/// that of a command whose paths are the host's.
+/// Prints the summary on standard error, without the grants that every command there has.
+/// `workspace` is that of a command with the host's paths.
 fn tell(outcome: &Outcome, standing: &[Grant], workspace: Option<&Path>) {
-    // Whoever was asked when a signal came may still hold it.
+    // An approver that was interrupted by a signal may still hold the terminal.
     terminal::give_back();
     let home = places::home(&variable).unwrap_or_default();
     let remembered = remembered(outcome);
-    // Most runs are refused nothing, and need no hint.
+    // Most runs have no refusals, and need no hint.
     let has_refusals = outcome.attempts.last().is_some_and(|last| !last.denials.is_empty());
     let own_directories = if has_refusals { places::own_directories(&variable) } else { Vec::new() };
     let context = render::summary::SummaryContext {
@@ -129,13 +129,13 @@ fn tell(outcome: &Outcome, standing: &[Grant], workspace: Option<&Path>) {
     remark(&text);
 }
 
-/// The answers in force, where one of them was used. What cannot be read is not shown.
+/// Returns the answers in force, if one of them was used. Unreadable answers are not shown.
 fn remembered(outcome: &Outcome) -> Vec<Remembered> {
     if !outcome.approvals.iter().any(|given| given.by == "cache") {
         return Vec::new();
     }
     let answers = super::approvals::in_force().unwrap_or_default();
-    // The newest first, which counts.
+    // The newest one first, because it applies.
     answers.into_iter().rev().collect()
 }
 
@@ -210,7 +210,7 @@ fn attempt(typed: RunArgs, id: RequestId, front: Front) -> Result<Outcome, Failu
     Ok(outcome)
 }
 
-/// Whether the outcome goes to standard output, and not what the command prints.
+/// Returns whether standard output gets the outcome instead of the command's output.
 fn leaves_output(typed: &RunArgs) -> Result<bool, Failure> {
     let captured = matches!(typed.json, Some(None));
     if captured && typed.tty {
@@ -220,7 +220,7 @@ fn leaves_output(typed: &RunArgs) -> Result<bool, Failure> {
     Ok(captured)
 }
 
-/// Runs it with a terminal of its own, where it is to have one.
+/// Runs the command with a terminal of its own, if it needs one.
 fn run_at_terminal(
     engine: &Engine,
     request: Request,
@@ -237,8 +237,7 @@ fn run_at_terminal(
     Ok(outcome)
 }
 
-/// Says once that nobody configured a policy: to a person, not into the output
-/// that a program reads.
+/// Reports once that no policy is configured: to a user, not into output that a program reads.
 fn tell_built_in(setting: &Setting, state: &State) {
     let mut stderr = std::io::stderr().lock();
     if setting.settings.is_built_in() && stderr.is_terminal() && state.is_first_time("built-in-policy") {
@@ -246,7 +245,7 @@ fn tell_built_in(setting: &Setting, state: &State) {
     }
 }
 
-/// Writes the rules that answers became, or says how one could become a rule.
+/// Writes the rules that answers became, or prints how an answer could become a rule.
 fn keep_rules(lasting: &Lasting, (command, workspace): (&Command, &Path), outcome: &Outcome, settings: &Settings) {
     let said = match lasting.write(outcome) {
         Ok(Some(file)) => format!("• written as a rule to {}\n", quoted(&file)),
@@ -259,15 +258,15 @@ fn keep_rules(lasting: &Lasting, (command, workspace): (&Command, &Path), outcom
     remark(&said);
 }
 
-/// A sandbox begun while the request is read, where it will need one as it
-/// seems. Where it cannot be had, the run's own start says why.
+/// Starts a sandbox while the request is read, if the run probably needs one. If that fails, the
+/// run's own start reports the reason.
 pub fn nursery(terms: &Terms) -> Option<Nursery> {
     let wanted =
         terms.level.is_none_or(|level| Level::from(level) == Level::Full) && terms.profile.as_deref() != Some("host");
     wanted.then(|| info_span!("begin the sandbox").in_scope(Nursery::start))?.ok()
 }
 
-/// As much of the output as the profile keeps.
+/// Captures as much output as the profile keeps.
 fn captured_io(setting: &Setting, request: &Request) -> Io {
     let profile = resolve_profile(&setting.settings, &request.profile, request.workspace.as_path(), &request.grants);
     let mut limits = profile.map(|profile| profile.limits).unwrap_or_default();
@@ -275,7 +274,7 @@ fn captured_io(setting: &Setting, request: &Request) -> Io {
     Io::Capture { limit_bytes: limits.output_bytes.unwrap_or(OUTPUT_LIMIT_BYTES) }
 }
 
-/// What standard output and the engine are told where nothing ran.
+/// Returns the outcome of a run that did not start, for standard output and the engine.
 fn failed(id: RequestId, failure: &Failure) -> Outcome {
     let why = failure.hint.as_ref().map_or_else(|| failure.what.clone(), |hint| format!("{failure}\nhint: {hint}"));
     Outcome {
@@ -294,12 +293,11 @@ fn failed(id: RequestId, failure: &Failure) -> Outcome {
     }
 }
 
-/// Where the outcome goes.
+/// Destination of the outcome.
 enum Report {
     Nowhere,
     StandardOutput,
-    /// The directory is held open from before the run: what runs may move it,
-    /// or put a link in its place.
+    /// The directory is opened before the run, because the run may move it or replace it by a link.
     File {
         directory: OwnedFd,
         name: PathBuf,
@@ -345,8 +343,8 @@ impl Report {
     }
 }
 
-/// Writes a file whole or not at all, readable by its owner only. A link of
-/// that name is replaced, not followed.
+/// Writes a file completely or not at all, readable by its owner only. A link of that name is
+/// replaced, not followed.
 fn replace(directory: &OwnedFd, name: &Path, text: &str, unique: &str) -> std::io::Result<()> {
     let temporary = format!(".{unique}.partial");
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;

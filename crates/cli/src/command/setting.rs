@@ -1,5 +1,5 @@
-//! What `run` and `check` have in common: the configuration in force and the
-//! judge that applies it.
+//! Common parts of `run` and `check`: the configuration in force and the policy engine that applies
+//! it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use crate::failure::Failure;
 use crate::meaning::{self, Meant};
 use crate::places;
 
-/// The configuration in force for a workspace.
+/// Configuration in force for a workspace.
 pub struct Setting {
     /// All layers, merged.
     pub settings: Arc<Settings>,
-    /// Where it was read, and where state is, which may not be made yet.
+    /// Locations of the configuration and of the state, which may not exist yet.
     pub sources: Sources,
 }
 
-/// Reads the configuration: the system's, the person's, the workspace's.
+/// Reads the configuration of the system, the user and the workspace.
 ///
 /// # Errors
-/// When there is one that cannot be used: nothing runs then.
+/// [`Failure`] if one cannot be used: nothing runs then.
 pub fn load(workspace: &Path) -> Result<Setting, Failure> {
     let sources = places::sources(Some(workspace), &variable)?;
     let settings = load_settings(&sources)?;
@@ -33,27 +33,27 @@ pub fn load(workspace: &Path) -> Result<Setting, Failure> {
 }
 
 impl Setting {
-    /// For commands of a persistent sandbox, which has its own mounts.
+    /// Removes the mounts, for commands of a persistent sandbox, which has its own.
     #[must_use]
     pub fn without_mounts(self) -> Self {
         Self { settings: Arc::new(Arc::unwrap_or_clone(self.settings).without_mounts()), ..self }
     }
 
-    /// The request that was meant, with what is configured put in.
+    /// Builds the request from the resolved arguments and the configuration.
     pub fn request(&self, meant: &Meant, id: RequestId) -> Request {
         meant.request(id, meaning::environment(std::env::vars_os()), &self.settings)
     }
 
-    /// Fails where the named profile does not exist: that is a mistake of the command
-    /// line, and no refusal.
+    /// Checks that the named profile exists. A wrong name is an error of the command line, not a
+    /// refusal.
     ///
     /// # Errors
-    /// The names that there are.
+    /// Lists the names of the profiles.
     pub fn require_profile(&self, named: Option<&str>) -> Result<(), Failure> {
         Ok(named.map_or(Ok(()), |name| stockade_policy::require_profile(&self.settings, name))?)
     }
 
-    /// The judge of a person's own command line.
+    /// Returns the policy engine for a user's own command line.
     pub fn judge(&self) -> RuleJudge {
         RuleJudge::new(Arc::clone(&self.settings), true)
     }

@@ -1,5 +1,5 @@
-//! `stockade stage`: what runs have written in their workspace and nobody has
-//! looked at yet. Commits and discards are on the record.
+//! `stockade stage`: writes of runs in their workspace that the user has not reviewed yet. Commits
+//! and discards are recorded in the audit log.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -21,13 +21,13 @@ use crate::progress::Progress;
 use crate::render::{self, counted, stage as text};
 use crate::{exit, places};
 
-/// From so many steps on, a commit tells how far it is.
+/// Fewest steps with which a commit shows its progress.
 const PROGRESS_FROM: usize = 500;
 
-/// Lists, compares, commits, discards or recovers.
+/// Lists, compares, commits, discards or recovers stages.
 ///
 /// # Errors
-/// When a stage or its workspace cannot be used.
+/// [`Failure`] if a stage or its workspace cannot be used.
 pub fn stage(typed: StageCommand) -> Ended {
     let state = State::open(&places::state_path(&variable)?)?;
     match typed {
@@ -51,12 +51,12 @@ pub fn stage(typed: StageCommand) -> Ended {
     }
 }
 
-/// Finishes or undoes commits that were cut off, and says so.
+/// Finishes or undoes interrupted commits, and reports it.
 ///
 /// # Errors
-/// When neither can be done: what is in the workspace is then half of something.
+/// [`Failure`] if neither is possible: a partial commit remains in the workspace then.
 pub fn recover(state: &State, workspace: Option<&Path>) -> Result<(), Failure> {
-    // Looking must not make the directory.
+    // Reading must not create the directory.
     if !state.stages().exists() {
         return Ok(());
     }
@@ -106,16 +106,16 @@ fn listed_json(listed: &Listed) -> Value {
     })
 }
 
-/// A stage and paths in its workspace, as they were typed.
+/// A stage and paths in its workspace, from the command line.
 struct Target {
     id: StageId,
     paths: Vec<PathBuf>,
 }
 
 impl Target {
-    /// `[ID] [PATH]...`: what has the form of an id is one. Without an id, the
-    /// newest stage whose workspace holds the current directory, or with `alone`
-    /// the only one.
+    /// Parses `[ID] [PATH]...`: a first word with the form of an id is one. Without an id it
+    /// selects the newest stage whose workspace contains the current directory, or with `alone` the
+    /// only one.
     fn of(stages: &Stages, typed: &[OsString], alone: bool) -> Result<Option<Self>, Failure> {
         let cwd = places::current_directory()?;
         let named = typed.first().and_then(|first| first.to_str()?.parse::<StageId>().ok());
@@ -129,7 +129,7 @@ impl Target {
         };
         let workspace = match stages.look(&id) {
             Ok(stage) => stage.workspace().to_owned(),
-            // Only the whole of it can be meant.
+            // A damaged stage can only be selected as a whole.
             Err(StageError::Damaged { .. }) if typed.is_empty() => PathBuf::new(),
             Err(error) => return Err(error.into()),
         };
@@ -150,7 +150,7 @@ fn here(stages: &Stages, cwd: &Path, alone: bool) -> Result<Option<StageId>, Fai
     Ok(first)
 }
 
-/// The stages of workspaces that hold `cwd` and that nobody works on.
+/// Returns the stages that are not in use and whose workspace contains `cwd`.
 fn of_here(stages: &Stages, cwd: &Path) -> Result<impl Iterator<Item = StageId>, Failure> {
     let around = |listed: &Listed| {
         listed.meta.as_ref().is_some_and(|meta| cwd.starts_with(meta.workspace.as_path())) && !listed.busy
@@ -159,7 +159,7 @@ fn of_here(stages: &Stages, cwd: &Path) -> Result<impl Iterator<Item = StageId>,
     Ok(found.into_iter().map(|listed| listed.id))
 }
 
-/// A typed path, as it is called in the workspace.
+/// Converts a path of the command line to a path relative to the workspace.
 fn relative(typed: &OsString, cwd: &Path, workspace: &Path) -> Result<PathBuf, Failure> {
     let path = places::expand(Path::new(typed), &|| places::home(&variable), cwd)?;
     let inside = path.strip_prefix(workspace).map(Path::to_owned);
@@ -176,7 +176,7 @@ fn nothing_here() -> Ended {
     Ok(exit::NEGATIVE)
 }
 
-/// The stages, where there is a directory of them.
+/// Opens the stages, if their directory exists.
 fn stages(state: &State) -> Result<Option<Stages>, Failure> {
     Ok(if state.stages().exists() { Some(Stages::open(&state.stages())?) } else { None })
 }
@@ -244,7 +244,7 @@ fn commit(state: &State, typed: &[OsString], protected: &[OsString], json: bool)
     let stage = stages.take(&target.id)?;
     let cwd = places::current_directory()?;
     let agreed = protected.iter().map(|path| relative(path, &cwd, stage.workspace())).collect::<Result<Vec<_>, _>>()?;
-    // Before anything is changed: what cannot be recorded does not happen.
+    // Opened before any change: a change that cannot be recorded is not made.
     let log = AuditLog::open(state)?;
     let request = stage.meta.request.clone();
     let wanted = Wanted { paths: target.paths, agreed };
@@ -275,7 +275,7 @@ fn commit(state: &State, typed: &[OsString], protected: &[OsString], json: bool)
     Ok(if committed.held.is_empty() { exit::SUCCESS } else { exit::NEGATIVE })
 }
 
-/// Nothing was committed, because the workspace changed meanwhile.
+/// Reports that nothing was committed, because the workspace changed meanwhile.
 fn conflicted(found: Vec<Conflict>, json: bool) -> Ended {
     if json {
         let list: Vec<Value> = found
@@ -332,7 +332,7 @@ fn discard_one(stages: &Stages, target: &Target, log: &AuditLog, json: bool) -> 
     Ok(exit::SUCCESS)
 }
 
-/// How far a commit is, where it takes a while.
+/// Progress of a long commit.
 struct Told(Progress);
 
 impl Watch for Told {

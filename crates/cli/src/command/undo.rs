@@ -1,5 +1,5 @@
-//! `stockade changes` and `stockade undo`: what a run changed in its workspace, and putting it
-//! back.
+//! `stockade changes` and `stockade undo`: shows the changes of a run in its workspace, and undoes
+//! them.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,13 +17,13 @@ use crate::render::{self, counted, undo as text};
 use crate::undo_args::{ChangesArgs, UndoArgs};
 use crate::{exit, places};
 
-/// Shortest beginning of an id that is taken for one.
+/// Shortest beginning of an id that counts as one.
 const MIN_ID_CHARS: usize = 6;
 
-/// Shows what a run changed.
+/// Shows the changes of a run.
 ///
 /// # Errors
-/// When what is kept cannot be read.
+/// [`Failure`] if the backups cannot be read.
 pub fn changes(typed: &ChangesArgs) -> Ended {
     let Some(store) = store(&state()?)? else { return nothing_here() };
     if typed.runs {
@@ -66,16 +66,16 @@ pub fn changes(typed: &ChangesArgs) -> Ended {
     Ok(exit::SUCCESS)
 }
 
-/// Restores what a run changed, or forgets what is kept of it.
+/// Restores the files that a run changed, or removes its backups.
 ///
 /// # Errors
-/// When what is kept cannot be read, or the workspace cannot be written.
+/// [`Failure`] if the backups cannot be read, or the workspace cannot be written.
 pub fn undo(typed: &UndoArgs) -> Ended {
     let state = state()?;
     let Some(store) = store(&state)? else { return nothing_here() };
     let Some(target) = Target::of(&store, &typed.target)? else { return nothing_here() };
     let id = target.run.request.as_str();
-    // Before anything is changed: what cannot be recorded does not happen.
+    // Opened before any change: a change that cannot be recorded is not made.
     let log = AuditLog::open(&state)?;
     if typed.forget {
         if !target.paths.is_empty() {
@@ -110,7 +110,7 @@ fn changed_nothing(run: &RequestId, path: &Path) -> u8 {
     exit::NEGATIVE
 }
 
-/// The first path that was named, where nothing was to be restored at any.
+/// Returns the first named path, if there was nothing to restore at any of them.
 fn typed_in_vain<'t>(target: &'t Target, done: &Restored) -> Option<&'t Path> {
     let is_empty = done.is_done && done.restored == 0 && done.failed.is_empty() && done.comparison.conflicts.is_empty();
     target.paths.first().filter(|_| is_empty).map(PathBuf::as_path)
@@ -121,7 +121,7 @@ fn record(log: &AuditLog, request: &RequestId, kind: EventKind) -> Result<(), Fa
     Ok(log.commit()?)
 }
 
-/// What is left undone is told, and so is the exit code.
+/// Reports the paths that were not restored, and returns the exit code.
 fn end_of(done: &Restored, skips_conflicts: bool) -> u8 {
     if done.comparison.is_restored {
         remark("this run is undone already; name an earlier one: `stockade changes --runs` shows them\n");
@@ -135,7 +135,7 @@ fn end_of(done: &Restored, skips_conflicts: bool) -> u8 {
     }
     for failed in &done.failed {
         let failure = Failure::new(format!("not restored: {failed}"));
-        // What stood there may be gone already; what was there is kept until it is back.
+        // The current file may be removed already; the backup is kept until it is restored.
         crate::complain(&if failed.is_full { failure.hint("make room and run it again") } else { failure });
     }
     let is_whole = done.is_done && done.failed.is_empty() && (done.comparison.conflicts.is_empty() || skips_conflicts);
@@ -162,15 +162,16 @@ fn nothing_here() -> Ended {
     Ok(exit::NEGATIVE)
 }
 
-/// A run and paths in its workspace, as they were typed.
+/// A run and paths in its workspace, from the command line.
 struct Target {
     run: UndoMeta,
     paths: Vec<PathBuf>,
 }
 
 impl Target {
-    /// `[RUN] [PATH]...`: what has the form of an id is one, unless it is the name of a file
-    /// here. Without one, the last run whose workspace holds the current directory.
+    /// Parses `[RUN] [PATH]...`: a first word with the form of an id is one, unless a file of that
+    /// name exists here. Without an id it selects the last run whose workspace contains the current
+    /// directory.
     fn of(store: &UndoStore, typed: &[OsString]) -> Result<Option<Self>, Failure> {
         let cwd = places::current_directory()?;
         let named = typed.first().and_then(|first| first.to_str()).filter(|first| is_id(first, &cwd));
@@ -191,8 +192,8 @@ fn is_id(typed: &str, cwd: &Path) -> bool {
     (typed.starts_with("req_") || has_form) && cwd.join(typed).symlink_metadata().is_err()
 }
 
-/// A typed path, as it is called in the workspace. Links on the way are followed as a shell
-/// would; the path itself may be one.
+/// Converts a path of the command line to a path relative to the workspace. Links in its parent
+/// directories are followed as a shell does; the path itself may be a link.
 fn relative(typed: &OsString, cwd: &Path, workspace: &Path) -> Result<PathBuf, Failure> {
     let path = places::expand(Path::new(typed), &|| places::home(&variable), cwd)?;
     let path = match (path.parent(), path.file_name()) {

@@ -9,10 +9,10 @@ use super::audit::utc;
 use super::summary::scope_name;
 use super::{Style, wrap};
 
-/// Characters of the question in a list; `show` has all of it.
+/// Characters of the question in a list; `show` prints all of it.
 const QUESTION_SHOWN: usize = 60;
 
-/// One answer on one line.
+/// Formats one answer on one line.
 pub fn line(answer: &Remembered, now_ms: u64) -> String {
     let question = answer.question.escaped();
     let mut short: String = question.chars().take(QUESTION_SHOWN).collect();
@@ -22,7 +22,7 @@ pub fn line(answer: &Remembered, now_ms: u64) -> String {
     format!("{}  {}  {}{}  {short}\n", answer.id, consent(answer), answer.namespace, state(answer, now_ms))
 }
 
-/// Everything about one answer.
+/// Formats all details of one answer.
 pub fn whole(answer: &Remembered, now_ms: u64, style: Style) -> String {
     let mut out = String::new();
     let mut row = |label: &str, text: &str| wrap(&mut out, style, &format!("{label:<10}"), text);
@@ -56,7 +56,7 @@ fn consent(answer: &Remembered) -> String {
     format!("{word} ({reach})")
 }
 
-/// Why it holds no more; nothing where it holds.
+/// Returns the reason why the answer is no longer in force; empty if it is in force.
 fn state(answer: &Remembered, now_ms: u64) -> String {
     match (answer.revoked_ms, answer.ended_ms) {
         (Some(when_ms), _) => format!("  revoked {}", utc(when_ms)),

@@ -1,4 +1,4 @@
-//! The record as text: a line an event, and what a check of it found.
+//! The audit log as text: one line for each event, and the result of a verification.
 
 use stockade_audit::{Anchor, Content, Entry, Verified};
 use stockade_model::{Answer, ConnectionRecord, EventKind, Grant, QuestionKind, RawText, Scope, Staged, Status};
@@ -8,7 +8,7 @@ use super::question::verb;
 use super::summary::scope_name;
 use super::{counted, time};
 
-/// One entry on one line, without a line feed.
+/// Formats one entry on one line, without a line feed.
 pub fn entry(entry: &Entry) -> String {
     match &entry.content {
         Content::Event { seq, event } => {
@@ -20,7 +20,7 @@ pub fn entry(entry: &Entry) -> String {
     }
 }
 
-/// The type as the record writes it, and what happened.
+/// Returns the type as the audit log names it, and a description of the event.
 fn describe(kind: &EventKind) -> (&'static str, String) {
     match kind {
         EventKind::Requested { request, .. } => ("requested", command(&request.command)),
@@ -100,7 +100,7 @@ fn signed(attempt: u32, grant: &Grant, object: &RawText) -> String {
     format!("attempt {attempt}: {}   ({grant})", object.escaped())
 }
 
-/// What waits in a stage, or for undo.
+/// Describes the changes that wait in a stage or can be undone.
 fn left_behind(staged: Option<&Staged>, kept_for_undo: u64, project_files: u64) -> String {
     let staged = staged.map(|staged| format!(", {}", super::stage::waiting(staged))).unwrap_or_default();
     let undo = if kept_for_undo == 0 { "" } else { ", its changes can be undone" };
@@ -130,7 +130,7 @@ fn calls(holds: &[u64]) -> impl Iterator<Item = String> {
     holds.iter().map(|hold| format!("call {hold}"))
 }
 
-/// What protected names were agreed to, and how much was left.
+/// Describes the accepted protected names, and the number of changes left.
 fn committed(agreed: &[RawText], left: u64) -> String {
     let agreed: Vec<_> = agreed.iter().map(RawText::escaped).collect();
     let yes = if agreed.is_empty() { String::new() } else { format!(", yes to {}", agreed.join(", ")) };
@@ -141,7 +141,7 @@ fn safe(text: &str) -> String {
     RawText::from(text).escaped()
 }
 
-/// The words of a command, as they would be typed.
+/// Returns the words of a command as they would be typed.
 pub fn command(command: &stockade_model::Command) -> String {
     match command {
         stockade_model::Command::Argv(words) => joined(words),
@@ -183,7 +183,7 @@ fn ended(status: Status, exit_code: Option<i32>, signal: Option<i32>) -> String 
     }
 }
 
-/// The status as the outcome writes it.
+/// Returns the status as the outcome names it.
 fn status_name(status: Status) -> &'static str {
     match status {
         Status::Exited => "exited",
@@ -196,8 +196,8 @@ fn status_name(status: Status) -> &'static str {
     }
 }
 
-/// What a check found where the record holds.
-/// `earlier` are the anchors of logs that were moved away or removed.
+/// Formats the result of a successful verification. `earlier` are the anchors of logs that were
+/// moved away or removed.
 pub fn verified(found: &Verified, earlier: &[&Anchor]) -> String {
     let entries = usize::try_from(found.entries).unwrap_or(usize::MAX);
     let mut out = format!("the record holds: {}, head {}\n", counted(entries, "event"), found.head.1);
@@ -228,7 +228,7 @@ pub fn verified(found: &Verified, earlier: &[&Anchor]) -> String {
     out
 }
 
-/// Milliseconds since the epoch as `2026-11-21 06:10:11.123Z`.
+/// Formats milliseconds since the epoch as `2026-11-21 06:10:11.123Z`.
 pub fn utc(time_ms: u64) -> String {
     let (days, rest_ms) = (time_ms / 86_400_000, time_ms % 86_400_000);
     let (year, month, day) = civil(days);
@@ -237,8 +237,8 @@ pub fn utc(time_ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{ms:03}Z")
 }
 
-/// Days since 1970-01-01 to a date of the Gregorian calendar, counted in years
-/// that begin in March, so that the leap day is the last.
+/// Converts days since 1970-01-01 to a date of the Gregorian calendar. It counts in years that
+/// begin in March, so that the leap day is the last.
 fn civil(days: u64) -> (u64, u64, u64) {
     // 1970-01-01 is day 719,468 counted from 0000-03-01.
     let days = days + 719_468;

@@ -4,7 +4,7 @@ use stockade_native::caches::WorkspaceCaches;
 
 use super::network::size;
 
-/// One line for a workspace: its path, what its caches take, and for which tools.
+/// Formats a workspace on one line: its path, the size of its caches, and the size for each tool.
 pub fn line(caches: &WorkspaceCaches) -> String {
     let tools = caches.tools.iter().filter(|(_, bytes)| *bytes > 0);
     let tools: Vec<String> = tools.map(|(tool, bytes)| format!("{tool} {}", size(*bytes))).collect();
@@ -17,12 +17,12 @@ pub fn line(caches: &WorkspaceCaches) -> String {
     format!("{}   {}   {tools}{used}\n", caches.workspace.escaped(), size(caches.bytes()))
 }
 
-/// What was removed of a workspace.
+/// Describes the removed caches of a workspace.
 pub fn removed(caches: &WorkspaceCaches) -> String {
     format!("removed {} of {}\n", size(caches.bytes()), caches.workspace.escaped())
 }
 
-/// What was removed of several, in one line.
+/// Describes the removed caches of several workspaces on one line.
 pub fn all_removed(all: &[WorkspaceCaches]) -> String {
     match all {
         [one] => removed(one),

@@ -1,4 +1,4 @@
-//! A judgement as text.
+//! An assessment as text.
 
 use std::fmt::Write as _;
 
@@ -7,10 +7,10 @@ use stockade_model::{Assessment, Capability, Decision, RawText, Verdict};
 use super::findings::{self, impact, tier};
 use super::{Color, Style, wrap};
 
-/// Capabilities shown before the rest is counted.
+/// Capabilities that are shown; the rest is counted.
 const CAPABILITIES_SHOWN: usize = 20;
 
-/// The verdict's name.
+/// Returns the name of the verdict.
 pub fn verdict(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Allow => "allow",
@@ -19,7 +19,7 @@ pub fn verdict(verdict: Verdict) -> &'static str {
     }
 }
 
-/// Decision first, then why, then what the text shows.
+/// Formats the decision, then its reasons, then the findings.
 pub fn judgement(command: &RawText, assessment: &Assessment, decision: &Decision, style: Style) -> String {
     let mut out = String::new();
     let color = match decision.verdict {

@@ -1,24 +1,23 @@
-//! Text from outside on few lines: runs of blanks in one piece, long names without their
-//! middle. A name may be made to push a question off the screen, or to look like a line
-//! of it.
+//! Compact form of untrusted text: runs of blanks are written once, and long names lose their
+//! middle. A crafted name could otherwise push a question off the screen, or imitate a line of it.
 
 use stockade_model::RawText;
 
 use super::counted;
 
-/// Blanks, or other escaped characters, from which on a run is written once, with its
-/// length.
+/// Fewest repetitions of a blank, or of another escaped character, that are written once with their
+/// number.
 const RUN_FROM: usize = 3;
-/// Marks above and below one letter before the next ones are escaped. No script needs
-/// more; more of them cover the lines around.
+/// Combining marks on one letter; further ones are escaped. No script needs more, and more of them
+/// cover the lines around.
 const MARKS_SHOWN: usize = 2;
 
-/// The text escaped, with runs of the same blank or escape as one: `a\u{20}×200b`.
+/// Escapes text, with runs of the same blank or escape as one: `a\u{20}×200b`.
 pub fn compact(text: &RawText) -> String {
     compact_escaped(&text.escaped())
 }
 
-/// The same for text that is escaped already.
+/// Compacts text that is escaped already.
 pub fn compact_escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -51,7 +50,7 @@ pub fn compact_escaped(text: &str) -> String {
     out
 }
 
-/// An escape as `escaped` writes it, or one character; and the rest.
+/// Returns an escape as `escaped` writes it, or one character; and the rest.
 fn next_token(text: &str) -> Option<(&str, &str)> {
     let first = text.chars().next()?;
     let escape = text.strip_prefix('\\').and_then(|escape| {
@@ -63,13 +62,13 @@ fn next_token(text: &str) -> Option<(&str, &str)> {
             _ => None,
         }
     });
-    // A brace far away belongs to something else.
+    // A distant brace belongs to other text.
     let length = escape.filter(|&length| length <= 12).unwrap_or(first.len_utf8());
     text.split_at_checked(length)
 }
 
-/// `text` in at most `limit` columns and a little: its middle is left out beyond, and
-/// counted.
+/// Shortens `text` to about `limit` columns: omits its middle, with the number of omitted
+/// characters.
 pub fn shorten(text: &str, limit: usize) -> String {
     if width(text) <= limit {
         return text.to_owned();
@@ -90,18 +89,18 @@ pub fn shorten(text: &str, limit: usize) -> String {
     format!("{} … {left_out} … {}", text(&all[..head]), text(&all[all.len() - tail..]))
 }
 
-/// Compacted and shortened.
+/// Compacts and shortens text.
 pub fn brief(text: &RawText, limit: usize) -> String {
     shorten(&compact(text), limit)
 }
 
-/// Columns that text takes on a terminal.
+/// Returns the columns of text on a terminal.
 pub fn width(text: &str) -> usize {
     text.chars().map(char_width).sum()
 }
 
-/// Columns of one character (UAX 11, in ranges): marks take none, East Asian wide ones
-/// and pictures two.
+/// Returns the columns of one character (UAX 11, in ranges): none for combining marks, two for East
+/// Asian wide characters and emoji.
 pub fn char_width(c: char) -> usize {
     match c {
         c if is_mark(c) => 0,
@@ -126,7 +125,7 @@ pub fn char_width(c: char) -> usize {
     }
 }
 
-/// Marks that combine with the letter before them.
+/// Returns whether a character is a mark that combines with the letter before it.
 fn is_mark(c: char) -> bool {
     matches!(c,
         '\u{0300}'..='\u{036f}' | '\u{0483}'..='\u{0489}' | '\u{0591}'..='\u{05bd}' | '\u{0610}'..='\u{061a}'

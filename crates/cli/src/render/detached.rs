@@ -1,4 +1,4 @@
-//! Detached runs as text: a line a run.
+//! Detached runs as text: one line for each run.
 
 use stockade_model::{RawText, RequestId, Status};
 use stockade_store::runs::{About, Standing};
@@ -10,7 +10,7 @@ use crate::{exit, meaning};
 /// Characters of the command in a list.
 const COMMAND_SHOWN: usize = 60;
 
-/// One run on one line.
+/// Formats one run on one line.
 pub fn listed(id: &RequestId, about: Option<&About>, standing: &Standing) -> String {
     let state = state(standing);
     let Some(about) = about else { return format!("{id}  {state}\n") };
@@ -22,7 +22,7 @@ pub fn listed(id: &RequestId, about: Option<&About>, standing: &Standing) -> Str
     format!("{id}  {}  {state}  {}  {short}\n", utc(about.started_ms), about.workspace.escaped())
 }
 
-/// How far a run is, in a few words.
+/// Describes the state of a run in a few words.
 fn state(standing: &Standing) -> String {
     let outcome = match standing {
         Standing::Running => return "running".to_owned(),
@@ -41,31 +41,31 @@ fn state(standing: &Standing) -> String {
     format!("{how} ({})", exit::of(outcome))
 }
 
-/// What is said to a person who is attached.
+/// Message for a user who has attached.
 pub fn attached(id: &RequestId, takes_input: bool) -> String {
     let input = if takes_input { "Ctrl-D ends its input" } else { "it takes no input" };
     format!("• attached to {id}: Ctrl-C leaves it and lets it go on, {input}\n")
 }
 
-/// The same, where it has a terminal.
+/// Message for a user who has attached to a run with a terminal.
 pub fn seated(id: &RequestId, keys: &DetachKeys) -> String {
     format!("• attached to {id}: {keys} leaves it and lets it go on, all other keys are its own\n")
 }
 
-/// What is said to a person who leaves.
+/// Message for a user who detaches.
 pub fn left(id: &RequestId) -> String {
     format!("\n• {id} goes on\n")
 }
 
-/// What was written is no whole command.
+/// Message for input that is not a complete command yet.
 pub const WAITS: &str = "• waits for the rest of the command; to drop it, leave and attach again\n";
 
-/// No more can be written.
+/// Message for input that cannot be written.
 pub fn lost(why: &str) -> String {
     format!("• {}\n", RawText::from(why).escaped())
 }
 
-/// Where output is missing.
+/// Message at the position of missing output.
 pub fn left_out(bytes: u64) -> String {
     format!("\n• {bytes} bytes were printed here and not kept\n")
 }

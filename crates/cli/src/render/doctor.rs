@@ -1,4 +1,4 @@
-//! What the machine can enforce, as text.
+//! The findings of the doctor as text.
 
 use std::fmt::Write as _;
 
@@ -7,8 +7,7 @@ use stockade_model::{LayerReport, LayerState, RawText};
 use super::{Color, Style, wrap};
 use crate::command::doctor::{EngineFinding, Findings, LevelFinding, ReviewerFinding};
 
-/// Every layer, every level in one line with what is wrong beneath it, then the
-/// best.
+/// Formats every layer, every level on one line with its problems below, then the best level.
 pub fn findings(findings: &Findings, style: Style) -> String {
     let mut out = format!("kernel {}, uid {}\n\n", findings.kernel, findings.uid);
     for layer in &findings.layers {
@@ -42,7 +41,7 @@ pub fn findings(findings: &Findings, style: Style) -> String {
     out
 }
 
-/// What an engine says of itself is text from outside.
+/// Formats an engine. Its own texts are untrusted.
 fn engine(out: &mut String, found: &EngineFinding, style: Style) {
     let text = match (&found.problem, &found.version) {
         (Some(problem), _) => format!("not used: {problem}"),
@@ -66,7 +65,7 @@ fn reviewer(out: &mut String, found: &ReviewerFinding, style: Style) {
     }
 }
 
-/// What the sandbox itself says to hold less, and the layers did not show.
+/// Returns the layers that the sandbox reports as weaker, and that are not among the shown layers.
 fn weaker<'a>(found: &'a LevelFinding, findings: &'a Findings) -> impl Iterator<Item = (&'a String, &'a LayerReport)> {
     let shown = |name: &str| findings.layers.iter().any(|layer| layer.name == name);
     let layers = found.enforced.iter().filter(|_| found.works).flat_map(|enforced| &enforced.layers);
@@ -75,7 +74,7 @@ fn weaker<'a>(found: &'a LevelFinding, findings: &'a Findings) -> impl Iterator<
 
 fn level(out: &mut String, found: &LevelFinding, style: Style) {
     let (word, color) = if found.works { ("works", Color::Bold) } else { ("DOES NOT WORK", Color::Red) };
-    // Filled before it is painted: colour has no width.
+    // Padded before it is painted, because colour sequences have no width.
     let word = style.paint(color, &format!("{word:<13}"));
     let broken: Vec<_> = found.tried.iter().filter(|trial| !trial.holds).collect();
     let came_of_it = match (found.tried.len(), broken.len()) {

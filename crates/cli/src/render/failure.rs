@@ -1,4 +1,4 @@
-//! `error:` and `hint:`.
+//! Failures as text: the lines `error:` and `hint:`.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use stockade_model::RawText;
@@ -6,12 +6,12 @@ use stockade_model::RawText;
 use super::{Color, Style, wrap};
 use crate::failure::Failure;
 
-/// Lines of a usage error that are looked at.
+/// Lines of a usage error that are examined.
 const USAGE_LINES: usize = 50;
 
-/// A usage error of the argument parser, in our form: its message, and what it knows to do or
-/// else where to read more as the advice. It quotes what was typed, so it is escaped. `path` is
-/// the command that was typed, e.g. `stockade sandbox exec`.
+/// Converts a usage error of the argument parser: its message, and its suggestion or else a
+/// reference to the help as the hint. It quotes arguments, so it is escaped. `path` is the command
+/// that was typed, e.g. `stockade sandbox exec`.
 pub fn usage(error: &clap::Error, path: &str) -> Failure {
     let rendered = error.render().to_string();
     let lines = rendered.lines().take(USAGE_LINES).map(|line| RawText::from(line.trim()).escaped());
@@ -27,17 +27,17 @@ pub fn usage(error: &clap::Error, path: &str) -> Failure {
     Failure { what, hint: Some(RawText::from(hint.as_str()).escaped()) }
 }
 
-/// How the parser begins its lines behind the message.
+/// Starts of the parser's lines after the message.
 const USAGE_MARK: &str = "Usage: ";
 const HELP_MARK: &str = "For more information, try";
 
-/// A command for which other tools have another word.
+/// Returns a hint for a command that has another name in other tools.
 fn renamed_command(error: &clap::Error, path: &str) -> Option<String> {
     let typed = context_text(error, ContextKind::InvalidSubcommand)?;
     meant_by(path, typed).map(|meant| format!("`{path} {meant}` does that"))
 }
 
-/// The word that the parser takes for the one that was meant.
+/// Returns the suggestion of the parser.
 fn suggestion(error: &clap::Error) -> Option<String> {
     const KINDS: [(ContextKind, &str); 3] = [
         (ContextKind::SuggestedSubcommand, "subcommand"),
@@ -55,7 +55,7 @@ fn suggestion(error: &clap::Error) -> Option<String> {
     })
 }
 
-/// What to do about the words of a command that do not stand after `--`.
+/// Returns a hint if the words of a command are not after `--`.
 fn command_after_dashes(error: &clap::Error) -> Option<String> {
     let is_word = context_text(error, ContextKind::InvalidArg).is_some_and(|typed| !typed.starts_with('-'));
     let takes_command = usage_line(error).is_some_and(|usage| usage.contains(" -- CMD"));
@@ -64,7 +64,7 @@ fn command_after_dashes(error: &clap::Error) -> Option<String> {
     Some(format!("the command goes after `--`: {path} -- CMD"))
 }
 
-/// The command that could not read its arguments, as its usage names it.
+/// Returns the command that could not parse its arguments, as its usage names it.
 fn usage_path(error: &clap::Error) -> Option<String> {
     let usage = usage_line(error)?;
     let words: Vec<_> =
@@ -77,7 +77,7 @@ fn usage_line(error: &clap::Error) -> Option<String> {
     Some(usage.to_string().trim_start_matches(USAGE_MARK).trim_start().to_owned())
 }
 
-/// What was typed, as the parser keeps it.
+/// Returns the argument in question, as the parser stores it.
 fn context_text(error: &clap::Error, kind: ContextKind) -> Option<&str> {
     match error.get(kind)? {
         ContextValue::String(text) => Some(text),
@@ -85,7 +85,7 @@ fn context_text(error: &clap::Error, kind: ContextKind) -> Option<&str> {
     }
 }
 
-/// What other tools call by this word.
+/// Returns the subcommand for a word of other tools.
 fn meant_by(path: &str, typed: &str) -> Option<&'static str> {
     let is_removal = ["rm", "remove", "delete", "forget", "kill", "stop", "end"].contains(&typed);
     let is_list = ["ls", "ps"].contains(&typed);
@@ -101,7 +101,7 @@ fn meant_by(path: &str, typed: &str) -> Option<&'static str> {
     }
 }
 
-/// What happened and why, then the one thing to do on its own line.
+/// Formats the failure and its cause, then the hint on a line of its own.
 pub fn failure(failure: &Failure, style: Style) -> String {
     let mut out = labelled("error: ", Color::Red, &failure.what, style);
     if let Some(hint) = &failure.hint {

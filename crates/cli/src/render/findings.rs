@@ -1,5 +1,5 @@
-//! Findings as lines of text, each once: what is told as a reason is not told again, and
-//! what is found at several places is one line with its parts.
+//! Findings as lines of text, each only once. A finding that is a reason is not repeated, and one
+//! with several spans is one line with its parts.
 
 use std::fmt::Write as _;
 
@@ -7,15 +7,15 @@ use stockade_model::{Finding, Impact, RawText, Tier};
 
 use super::compact::brief;
 
-/// Columns of a quoted part; its middle is left out beyond. The command itself is always
-/// whole.
+/// Columns of a quoted part; the middle of a longer one is omitted. The command itself is never
+/// shortened.
 const QUOTE_LIMIT: usize = 160;
-/// Parts of one line.
+/// Most parts of one line.
 const MAX_PARTS: usize = 3;
-/// Columns of a message.
+/// Most columns of a message.
 const TEXT_LIMIT: usize = 300;
 
-/// The tier's name.
+/// Returns the name of the tier.
 pub fn tier(tier: Tier) -> &'static str {
     match tier {
         Tier::Allow => "allow",
@@ -24,7 +24,7 @@ pub fn tier(tier: Tier) -> &'static str {
     }
 }
 
-/// The impact's name.
+/// Returns the name of the impact.
 pub fn impact(impact: Impact) -> &'static str {
     match impact {
         Impact::Contained => "contained",
@@ -34,8 +34,8 @@ pub fn impact(impact: Impact) -> &'static str {
     }
 }
 
-/// Reasons with the parts of the text that they are about:
-/// `code: message   «the part»`. `show` escapes a reason.
+/// Formats reasons with the parts of the text that they refer to: `code: message   «the part»`.
+/// `show` escapes a reason.
 pub fn reasons(reasons: &[String], findings: &[Finding], text: &RawText, show: impl Fn(&str) -> String) -> Vec<String> {
     let line = |reason: &String| {
         let telling = findings.iter().filter(|found| as_reason(found) == *reason);
@@ -44,8 +44,8 @@ pub fn reasons(reasons: &[String], findings: &[Finding], text: &RawText, show: i
     reasons.iter().map(line).collect()
 }
 
-/// What was found beside the reasons: `deny: message   «the part»`, or
-/// `ask, outward: message` where the effect needs consent.
+/// Formats the findings that are not reasons: `deny: message   «the part»`, or `ask, outward:
+/// message` if the effect needs consent.
 pub fn beside(reasons: &[String], findings: &[Finding], text: &RawText) -> Vec<String> {
     let mut lines: Vec<(String, Vec<&Finding>)> = Vec::new();
     let worth_telling = findings.iter().filter(|found| found.tier > Tier::Allow);
@@ -59,7 +59,7 @@ pub fn beside(reasons: &[String], findings: &[Finding], text: &RawText) -> Vec<S
     lines.into_iter().map(|(head, places)| format!("{head}{}", parts(places.into_iter(), text))).collect()
 }
 
-/// A finding as the decision tells it.
+/// Formats a finding as the decision does.
 fn as_reason(found: &Finding) -> String {
     format!("{}: {}", found.code, found.message)
 }
@@ -69,7 +69,8 @@ fn head(found: &Finding) -> String {
     format!("{}{reach}: {}", tier(found.tier), brief(&RawText::from(found.message.as_str()), TEXT_LIMIT))
 }
 
-/// The parts of the text that findings point at, but for the whole, which is shown already.
+/// Formats the parts of the text that findings refer to, except the whole text, which is shown
+/// already.
 fn parts<'f>(findings: impl Iterator<Item = &'f Finding>, text: &RawText) -> String {
     let bytes = text.as_bytes();
     let part = |found: &Finding| found.span.and_then(|span| bytes.get(span.start..span.end));

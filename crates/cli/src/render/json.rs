@@ -1,6 +1,5 @@
-//! JSON that is as harmless on a terminal as any other text: characters that
-//! move the cursor, reorder or hide are written as escapes, which every reader
-//! of JSON turns back.
+//! JSON that is harmless on a terminal: characters that move the cursor, reorder or hide text are
+//! written as escapes, which every JSON parser decodes.
 
 use std::io;
 
@@ -8,10 +7,10 @@ use serde::Serialize;
 use serde_json::ser::Formatter;
 use stockade_model::is_deceptive;
 
-/// `value` on one line, with a line feed.
+/// Serializes `value` on one line, with a line feed.
 ///
 /// # Errors
-/// When it has no form in JSON: a map with keys that are no strings.
+/// If it has no JSON form: a map with keys that are not strings.
 pub fn line<T: Serialize>(value: &T) -> Result<String, serde_json::Error> {
     let mut bytes = Vec::new();
     value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, Harmless))?;

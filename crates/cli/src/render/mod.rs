@@ -1,6 +1,5 @@
-//! Text for a terminal. Pure: takes values, gives strings. Colour is only an
-//! addition: every line reads the same without it. What came from outside is
-//! escaped before it is laid out.
+//! Text for a terminal. Pure functions: they take values and return strings. Colour is optional:
+//! every line reads the same without it. Untrusted text is escaped before the layout.
 
 pub mod approvals;
 pub mod audit;
@@ -28,39 +27,38 @@ use compact::{char_width, width};
 
 /// Narrowest and widest layout, in columns.
 const WIDTHS: std::ops::RangeInclusive<usize> = 20..=120;
-/// Least room for text behind a head, in columns.
+/// Least columns for text after a head.
 const LEAST_ROOM: usize = 9;
 
-/// How to lay text out.
+/// Layout of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// Whether colour may be added.
+    /// True if colour may be added.
     pub color: bool,
     /// Columns.
     pub width: usize,
 }
 
 impl Style {
-    /// No colour, nothing wrapped: for files and pipes, where a line is what
-    /// programs look at.
+    /// No colour and no wrapping: for files and pipes, because programs process lines.
     pub const PIPE: Self = Self { color: false, width: usize::MAX };
 
-    /// No colour, 80 columns.
+    /// Layout without colour, 80 columns wide.
     #[cfg(test)]
     pub const PLAIN: Self = Self { color: false, width: 80 };
 
-    /// For a terminal of this many columns.
+    /// Returns the layout for a terminal of this many columns.
     pub fn terminal(columns: u16, color: bool) -> Self {
         let columns = if columns == 0 { 80 } else { usize::from(columns) };
         Self { color, width: columns.clamp(*WIDTHS.start(), *WIDTHS.end()) }
     }
 
-    /// Whether a person reads this, so that lines are laid out.
+    /// Returns whether a user reads the text, so that lines are wrapped.
     pub fn is_terminal(&self) -> bool {
         self.width != usize::MAX
     }
 
-    /// `text`, in `color` where there is colour.
+    /// Paints `text` in `color`, if colour is enabled.
     pub fn paint(&self, color: Color, text: &str) -> String {
         if self.color { format!("\x1b[{}m{text}\x1b[0m", color as u8) } else { text.to_owned() }
     }
@@ -69,18 +67,18 @@ impl Style {
 /// SGR parameters (ECMA-48).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Color {
-    /// What needs the eye.
+    /// Emphasis.
     Bold = 1,
-    /// An error, a refusal.
+    /// Errors and refusals.
     Red = 31,
-    /// A question, a warning.
+    /// Questions and warnings.
     Yellow = 33,
-    /// Advice.
+    /// Hints.
     Cyan = 36,
 }
 
-/// `text` behind `head`; further lines start beneath the text, not the head.
-/// Breaks at blanks, and inside a word only where it alone is wider than a line.
+/// Writes `text` after `head`. Further lines are indented to the text, not to the head. Breaks at
+/// blanks, and inside a word only if it is wider than a line.
 pub fn wrap(out: &mut String, style: Style, head: &str, text: &str) {
     wrap_at(out, style, head, width(head), text);
 }
@@ -97,13 +95,13 @@ pub fn wrap_at(out: &mut String, style: Style, head: &str, indent: usize, text: 
     }
 }
 
-/// The lines of one paragraph: `first` columns, then `room` each. Joined without anything
-/// between, they are the paragraph, but for the blanks at which it was broken.
+/// Splits one paragraph into lines: the first has `first` columns, the others `room`. Their
+/// concatenation is the paragraph, except for the blanks at the breaks.
 fn pieces(line: &str, first: usize, room: usize) -> Vec<String> {
     let mut out = Vec::new();
     let mut current = String::new();
     let (mut used, mut limit) = (0, first);
-    // No line of blanks alone.
+    // Skips a line that consists of blanks.
     let mut finish = |current: &mut String| {
         let piece = std::mem::take(current);
         if !piece.trim_end_matches(' ').is_empty() {
@@ -130,12 +128,12 @@ fn pieces(line: &str, first: usize, room: usize) -> Vec<String> {
     if out.is_empty() { vec![String::new()] } else { out }
 }
 
-/// `1 grant`, `2 grants`.
+/// Formats a number with a noun: `1 grant`, `2 grants`.
 pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A time a person can read: `850 ms`, `1.2 s`, `5 min`, `2 h 30 min`.
+/// Formats a duration for a user: `850 ms`, `1.2 s`, `5 min`, `2 h 30 min`.
 pub fn time(ms: u64) -> String {
     let whole = |big: u64, unit: &str, small: u64, small_unit: &str| match small {
         0 => format!("{big} {unit}"),
@@ -150,7 +148,7 @@ pub fn time(ms: u64) -> String {
     }
 }
 
-/// A word as a POSIX shell would read it back, in single quotes.
+/// Quotes a word for a POSIX shell, in single quotes.
 pub fn shell_quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }

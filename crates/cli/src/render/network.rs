@@ -1,5 +1,4 @@
-//! Connections as text: each for the record, and at the end of a run what was
-//! reached.
+//! Connections as text: one line for each, and a summary at the end of a run.
 
 use std::fmt::Write as _;
 
@@ -10,13 +9,13 @@ use stockade_model::{
 
 use super::{Style, counted, time, wrap};
 
-/// Hosts that are shown before the rest is counted.
+/// Hosts that are shown; the rest is counted.
 const HOSTS_SHOWN: usize = 12;
-/// Different hosts, and different refusals, that are told apart in a table.
+/// Most hosts, and most refusals, that a table distinguishes.
 const HOSTS_COUNTED: usize = 1_000;
 
-/// One connection on one line: `pip to pypi.org:443 (151.101.0.223), 1.2 KiB up,
-/// 3 MiB down, 1.2 s, closed   (egress.allow pypi.org:443)`.
+/// Formats one connection on one line: `pip to pypi.org:443 (151.101.0.223), 1.2 KiB up, 3 MiB
+/// down, 1.2 s, closed   (egress.allow pypi.org:443)`.
 pub fn connection(record: &ConnectionRecord) -> String {
     let program = record.program.as_ref().map(|program| format!("{} to ", base_name(program))).unwrap_or_default();
     let mut text = format!("{program}{}", record.target);
@@ -44,7 +43,7 @@ fn base_name(program: &RawText) -> String {
     program.as_path().file_name().map_or_else(|| program.escaped(), |name| RawText::from(name).escaped())
 }
 
-/// How it ended, as the record writes it.
+/// Returns the end of a connection as the audit log names it.
 fn end(end: ConnectionEnd) -> &'static str {
     match end {
         ConnectionEnd::Closed => "closed",
@@ -55,8 +54,7 @@ fn end(end: ConnectionEnd) -> &'static str {
     }
 }
 
-/// The line that says what the last attempt reached; nothing where it was
-/// nothing.
+/// Writes the line about the hosts of the last attempt; none if there were none.
 pub fn hosts_used(out: &mut String, attempt: &AttemptRecord, style: Style) {
     let reached: Vec<&HostUse> = attempt.connections.iter().filter(|known| known.connections > 0).collect();
     if reached.is_empty() {
@@ -74,19 +72,19 @@ fn one_host(known: &HostUse) -> String {
     format!("{} ({times}{} up, {} down)", known.target, size(known.bytes_up), size(known.bytes_down))
 }
 
-/// Whether a refusal is about a connection, or what passes on one.
+/// Returns whether a refusal concerns a connection, or data on one.
 pub fn is_connect(denial: &Denial) -> bool {
     matches!(denial.operation, Operation::Connect | Operation::Secret)
 }
 
-/// What runs reached and were refused, counted from their events.
+/// Hosts that runs connected to or were refused, counted from events.
 #[derive(Debug, Default, Serialize)]
 pub struct Reached {
     hosts: Vec<HostUse>,
-    /// Connections to hosts beyond the first thousand.
+    /// Connections to hosts after the first thousand.
     left_out: u64,
     refused: Vec<RefusedHost>,
-    /// Refusals of hosts beyond the first thousand.
+    /// Refusals of hosts after the first thousand.
     refused_left_out: u64,
 }
 
@@ -98,7 +96,7 @@ struct RefusedHost {
 }
 
 impl Reached {
-    /// Takes an event in.
+    /// Counts an event.
     pub fn count(&mut self, kind: &EventKind) {
         match kind {
             EventKind::Connection { connection, .. } => {
@@ -111,8 +109,8 @@ impl Reached {
         }
     }
 
-    /// A refusal that is repeated is told when it comes up, and once more with its
-    /// whole count.
+    /// Counts a refusal. A repeated refusal has two events: the first one, and one with the total
+    /// count.
     fn refuse(&mut self, denial: &Denial) {
         let more = denial.count.saturating_sub(1).max(1);
         let same = |known: &RefusedHost| known.object == denial.object && known.rule == denial.rule;
@@ -128,8 +126,7 @@ impl Reached {
     }
 }
 
-/// A line for each host, the one with the most bytes first, then what was
-/// refused.
+/// Formats a line for each host, by decreasing bytes, then the refusals.
 pub fn table(reached: &Reached) -> String {
     let mut hosts: Vec<&HostUse> = reached.hosts.iter().collect();
     let bytes = |known: &HostUse| known.bytes_up.saturating_add(known.bytes_down);
@@ -160,7 +157,7 @@ fn counted_big(count: u64, noun: &str) -> String {
     counted(usize::try_from(count).unwrap_or(usize::MAX), noun)
 }
 
-/// A number of bytes a person can read: `12 B`, `1.2 KiB`, `3.0 GiB`.
+/// Formats a size for a user: `12 B`, `1.2 KiB`, `3.0 GiB`.
 pub fn size(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     match units.into_iter().find(|(_, shift)| bytes >> shift > 0) {

@@ -1,4 +1,4 @@
-//! Policies as text: what they hold, what they decide, and why.
+//! Policies as text: their content, their decisions, and the reasons.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn escaped(text: &str) -> String {
     RawText::from(text).escaped()
 }
 
-/// The files in force and what they hold.
+/// Formats the files in force and their content.
 pub fn files(settings: &Settings) -> String {
     let mut out = String::new();
     for (layer, path) in settings.files() {
@@ -27,7 +27,7 @@ pub fn files(settings: &Settings) -> String {
     out
 }
 
-/// One file that was found sound.
+/// Formats one valid file.
 pub fn file(path: &Path, settings: &Settings) -> String {
     format!(
         "{}: sound, {} in force with it\n",
@@ -36,7 +36,7 @@ pub fn file(path: &Path, settings: &Settings) -> String {
     )
 }
 
-/// Every setting and where it comes from.
+/// Formats every setting and its origin.
 pub fn settings(lines: &[Setting]) -> String {
     let mut out = String::new();
     for line in lines {
@@ -51,7 +51,7 @@ pub fn settings(lines: &[Setting]) -> String {
     out
 }
 
-/// Each group of hosts with what it stands for.
+/// Formats each group of hosts with its hosts.
 pub fn groups(groups: &[HostGroup], style: Style) -> String {
     let wide = groups.iter().map(|group| group.name.len()).max().unwrap_or(0);
     let mut out = String::new();
@@ -63,7 +63,7 @@ pub fn groups(groups: &[HostGroup], style: Style) -> String {
     out
 }
 
-/// Every rule in a line.
+/// Formats every rule on one line.
 pub fn rules(settings: &Settings) -> String {
     let mut out = String::from("rules, combined by deny-overrides over the files:\n");
     for rule in settings.rules() {
@@ -81,7 +81,7 @@ fn color_of(decided: Verdict) -> Color {
     }
 }
 
-/// One decision: what decided first, then everything else that was said.
+/// Formats one decision: the deciding source first, then all others.
 pub fn explanation(shown: &Explained<'_>, style: Style) -> String {
     let mut out = String::new();
     let decision = shown.decision;
@@ -108,7 +108,7 @@ pub fn explanation(shown: &Explained<'_>, style: Style) -> String {
             wrap(&mut out, style, "limit     ", &super::time(ms));
         }
     }
-    // A rule about files says nothing of a command.
+    // A rule about files does not concern a command.
     let of_its_kind = |one: &&Considered<'_>| one.failing != Some("it speaks of something else");
     for one in shown.considered.iter().filter(of_its_kind) {
         wrap(&mut out, style, "rule      ", &considered(one));
@@ -129,7 +129,7 @@ fn considered(one: &Considered<'_>) -> String {
     escaped(&format!("{} {}: {found} ({})", verdict(one.rule.effect), one.rule.label(), one.rule.origin))
 }
 
-/// The examples of a file that failed.
+/// Formats the failed examples of a file.
 pub fn failed_examples(path: &Path, report: &ExampleReport) -> String {
     let mut out = String::new();
     for result in report.failed() {
@@ -148,7 +148,7 @@ pub fn failed_examples(path: &Path, report: &ExampleReport) -> String {
     out
 }
 
-/// How many examples held, and which rules none of them reached.
+/// Formats the number of successful examples, and the rules that no example reached.
 pub fn coverage(settings: &Settings, report: &ExampleReport, percent: usize) -> String {
     let mut out = String::new();
     for (rule, count) in settings.rules().zip(&report.spoken) {
@@ -175,7 +175,7 @@ pub fn coverage(settings: &Settings, report: &ExampleReport, percent: usize) -> 
     out
 }
 
-/// A decision that changed.
+/// Formats a changed decision.
 pub fn changed(request: &str, command: &str, before: &Decision, after: &Decision) -> String {
     let milder = if after.verdict < before.verdict { "  MILDER" } else { "" };
     format!(
@@ -187,7 +187,7 @@ pub fn changed(request: &str, command: &str, before: &Decision, after: &Decision
     )
 }
 
-/// A directory in the place of files, and what it would newly allow.
+/// Formats a directory that replaces files, and the files that it would newly allow.
 pub fn generalised(made: &Generalisation, newly: &[String]) -> String {
     let directory = RawText::from(made.directory.as_path()).escaped();
     let mut out = format!(

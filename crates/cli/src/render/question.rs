@@ -1,6 +1,6 @@
-//! A question as a person sees it: the real command, whole and escaped; what
-//! was found, with the part of the text it was found in; what would be given.
-//! Whatever a command chose to say stands inside quotes or behind a label.
+//! A question as the user sees it: the real command, whole and escaped; the findings, with the
+//! parts of the text that they refer to; and the grants of a yes. Text that a command chose is
+//! always inside quotes or after a label.
 
 use std::fmt::Write as _;
 
@@ -9,31 +9,30 @@ use stockade_model::{Denial, Grant, Operation, Question, QuestionKind, RawText, 
 use super::compact::{brief, compact, compact_escaped, shorten, width};
 use super::{Color, Style, counted, shell_quoted, time, wrap, wrap_at};
 
-/// Escaped characters from which on the length of a command is told.
+/// Fewest escaped characters of a command whose length is shown.
 const LENGTH_TOLD_FROM: usize = 200;
-/// Lines of findings and refusals before the rest is counted.
+/// Most lines of findings and refusals; the rest is counted.
 const LIST_LIMIT: usize = 12;
-/// Columns of a list from which on the rest is counted.
+/// Most columns of a list; the rest is counted.
 const LIST_COLUMNS: usize = 1_000;
-/// How a question begins.
+/// Start of a question.
 const HEADLINE: &str = "• ";
-/// Where text stands that a command chose, on each line of it: never where a label or the
-/// prompt begins.
+/// Column of text that a command chose, on each line: never the column of a label or the prompt.
 const INDENT: usize = 11;
-/// Columns of a quoted part; its middle is left out beyond. The command
-/// itself is always whole.
+/// Columns of a quoted part; the middle of a longer one is omitted. The command itself is never
+/// shortened.
 const QUOTE_LIMIT: usize = 160;
-/// Columns of a reason, a path or an opinion.
+/// Most columns of a reason, a path or an opinion.
 const TEXT_LIMIT: usize = 300;
-/// Columns of a power. A longer one reaches this time only: the engine offers no other
-/// scope for what is not shown whole.
+/// Most columns of a grant. A longer one can only be granted once: the engine offers no other scope
+/// for a grant that is not shown completely.
 const GRANT_LIMIT: usize = 400;
 
-/// The word that has to be typed to run without a sandbox.
+/// Word that must be typed to run without a sandbox.
 pub const UNSANDBOXED_WORD: &str = "unsandboxed";
 
-/// Everything but the prompt. `text` is what the findings' spans point into:
-/// the command as it is shown may be quoted.
+/// Formats everything but the prompt. The spans of findings refer to `text`, because the shown
+/// command may be quoted.
 pub fn question(question: &Question, text: &RawText, style: Style) -> String {
     let mut out = String::new();
     headline(&mut out, question, text, style);
@@ -77,8 +76,7 @@ fn headline(out: &mut String, question: &Question, text: &RawText, style: Style)
     }
 }
 
-/// What is said of a held call: little, for the command goes on beneath it and
-/// was shown or typed before.
+/// Formats a held call briefly, because the command still runs and was shown or typed before.
 fn held(out: &mut String, question: &Question, style: Style) {
     let QuestionKind::Hold { denial, grants, directory, held_ms } = &question.kind else { return };
     wrap(out, style, "  command  ", &quote(&question.command));
@@ -107,15 +105,15 @@ fn held(out: &mut String, question: &Question, style: Style) {
     wrap(out, style, "  held     ", &format!("{how}; none within {wait} means no"));
 }
 
-/// The powers that a yes gives, all of them: none is given that was not shown.
+/// Formats all grants of a yes: a grant that was not shown is never given.
 fn powers(out: &mut String, grants: &[Grant], style: Style) {
     for grant in grants {
         wrap(out, style, "  grant    ", &shorten(&compact_escaped(&grant.to_string()), GRANT_LIMIT));
     }
 }
 
-/// How far an answer reaches that is kept, where that is further than this command: a
-/// power is remembered for the workspace, not for the command that needed it.
+/// Formats the reach of a remembered answer, if it is wider than this command. A grant is
+/// remembered for the workspace, not for the command that needed it.
 fn reach(out: &mut String, question: &Question, style: Style) {
     let scopes = question.scopes_of_yes();
     let is_offered = |scope| scopes.contains(&scope);
@@ -137,12 +135,12 @@ fn is_about_powers(kind: &QuestionKind) -> bool {
     }
 }
 
-/// Text of another program on few lines.
+/// Formats text of another program on few lines.
 fn shown(text: &str) -> String {
     brief(&RawText::from(text), TEXT_LIMIT)
 }
 
-/// What a model said of it, behind a label: an opinion, never an answer.
+/// Formats the opinion of a model, after a label. It is never an answer.
 fn review(out: &mut String, question: &Question, style: Style) {
     let Some(review) = &question.review else { return };
     wrap(out, style, "  reviewer ", &opinion(review));
@@ -153,7 +151,8 @@ fn review(out: &mut String, question: &Question, style: Style) {
     }
 }
 
-/// `high risk (exfiltration, network): «...»   (NAME)`, or why there is none.
+/// Formats an opinion as `high risk (exfiltration, network): «...»   (NAME)`, or the reason why
+/// there is none.
 pub fn opinion(review: &Review) -> String {
     let by = quote(&RawText::from(review.by.as_str()));
     let Some(opinion) = &review.opinion else {
@@ -169,10 +168,10 @@ pub fn opinion(review: &Review) -> String {
     format!("{risk} risk{kinds}: «{}»   ({by})", brief(&opinion.summary, TEXT_LIMIT))
 }
 
-/// One line on what waits, where it is more than the question tells.
+/// Formats one line about the held calls, if there are more than the question shows.
 pub fn still_held(count: usize, longest_ms: u64, style: Style) -> String {
     let mut out = String::new();
-    // What has just come is in the question itself.
+    // A call that was held just now is in the question itself.
     if count > 1 && longest_ms >= 1_000 {
         wrap(
             &mut out,
@@ -184,25 +183,25 @@ pub fn still_held(count: usize, longest_ms: u64, style: Style) -> String {
     out
 }
 
-/// `sh wants to write /home/u/x   (outside every writable root)`.
+/// Formats a refusal as `sh wants to write /home/u/x   (outside every writable root)`.
 fn refusal_wish(denial: &Denial) -> String {
     let program = denial.program.as_ref().map_or_else(|| "the command".to_owned(), base_name);
     let times = if denial.count > 1 { format!(", {} times", denial.count) } else { String::new() };
     let (object, rule) = (brief(&denial.object, TEXT_LIMIT), shown(&denial.rule));
     let verb = match (&denial.grant, denial.operation) {
-        // The request itself, not the connection.
+        // The effect is the request itself, not the connection.
         (Some(Grant::Effect(_)), Operation::Connect) => "send",
         (_, operation) => verb(operation),
     };
     format!("{program} wants to {verb} {object}   ({rule}{times})")
 }
 
-/// The last component of a program's path.
+/// Returns the last component of a program's path.
 fn base_name(program: &RawText) -> String {
     quote(&program.as_path().file_name().map_or_else(|| program.clone(), RawText::from))
 }
 
-/// The operation as a verb whose object follows.
+/// Returns the operation as a verb that an object follows.
 pub fn verb(operation: Operation) -> &'static str {
     match operation {
         Operation::Read => "read",
@@ -261,7 +260,7 @@ fn details(out: &mut String, kind: &QuestionKind, style: Style) {
     }
 }
 
-/// Items behind their labels, the rest counted.
+/// Writes items after their labels; the rest is counted.
 fn list(out: &mut String, style: Style, items: impl Iterator<Item = (&'static str, String)>) {
     let (mut left, mut used) = (0, 0);
     for (at, (label, text)) in items.enumerate() {
@@ -277,12 +276,12 @@ fn list(out: &mut String, style: Style, items: impl Iterator<Item = (&'static st
     }
 }
 
-/// A key and what it stands for.
+/// Key with its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     /// Yes, this time.
     Once,
-    /// Yes, for the group of hosts that is offered.
+    /// Yes, for the offered group of hosts.
     Group,
     /// Yes, until the session ends.
     Session,
@@ -298,7 +297,7 @@ pub enum Key {
     Never,
 }
 
-/// The keys a question offers: those of its scopes, and no.
+/// Returns the keys of a question: those of its scopes, and no.
 pub fn keys(question: &Question) -> Vec<Key> {
     let yes = |scope| question.scopes_of_yes().contains(&scope);
     let all = [
@@ -315,7 +314,7 @@ pub fn keys(question: &Question) -> Vec<Key> {
 }
 
 impl Key {
-    /// The character to press.
+    /// Returns the character to press.
     pub fn character(self) -> char {
         match self {
             Self::Once => 'o',
@@ -329,7 +328,7 @@ impl Key {
         }
     }
 
-    /// How the prompt names it; the rarer ones stand in the help alone.
+    /// Returns the label in the prompt; the rarer keys are only in the help.
     fn label(self) -> Option<&'static str> {
         Some(match self {
             Self::Once => "[o]nce",
@@ -342,7 +341,7 @@ impl Key {
         })
     }
 
-    /// The word to type in its place; the rarer ones have none.
+    /// Returns the word to type instead of the key; the rarer keys have none.
     pub fn word(self) -> Option<&'static str> {
         Some(match self {
             Self::Once => "once",
@@ -373,7 +372,8 @@ impl Key {
         }
     }
 
-    /// A power is remembered for the workspace, whatever command needs it.
+    /// Describes the key for a grant, which is remembered for the workspace, whichever command
+    /// needs it.
     fn meaning_of_power(self) -> &'static str {
         match self {
             Self::Session => "yes, and for any command of this session in this workspace until the session ends",
@@ -388,32 +388,32 @@ impl Key {
     }
 }
 
-/// The line that waits for a key.
+/// Returns the prompt for a key.
 pub fn prompt(keys: &[Key]) -> String {
     let labels: Vec<_> = keys.iter().filter_map(|key| key.label()).collect();
     format!("  allow?  {}  [?] > ", labels.join("  "))
 }
 
-/// The line that waits for how far a yes to a group reaches.
+/// Returns the prompt for the scope of a yes to a group.
 pub fn group_prompt(name: &str, keys: &[Key]) -> String {
     let labels: Vec<_> = keys.iter().filter_map(|key| key.label()).collect();
     format!("g\n  for each host of @{name}:  {} > ", labels.join("  "))
 }
 
-/// The line that waits for a word.
+/// Returns the prompt for the confirmation word.
 pub fn word_prompt(style: Style) -> String {
     let ask = style.paint(Color::Red, "type");
     format!("  {ask} {UNSANDBOXED_WORD} and Enter to allow it once; anything else refuses > ")
 }
 
-/// The line that waits for one of the words, where no key can be told from what the
-/// terminal sends by itself.
+/// Returns the prompt for one of the words. Used if keys cannot be distinguished from the input
+/// that the terminal sends by itself.
 pub fn words_prompt(keys: &[Key]) -> String {
     let words: Vec<_> = keys.iter().filter_map(|key| key.word()).collect();
     format!("  allow?  type {} or ? and Enter > ", words.join(", "))
 }
 
-/// What each key means.
+/// Describes each key.
 pub fn help(question: &Question, keys: &[Key], style: Style) -> String {
     let mut out = circumstances(question, style);
     for key in keys {
@@ -423,7 +423,7 @@ pub fn help(question: &Question, keys: &[Key], style: Style) -> String {
     out
 }
 
-/// The same where words are typed.
+/// Describes each word.
 pub fn help_of_words(question: &Question, keys: &[Key], style: Style) -> String {
     let mut out = circumstances(question, style);
     for (word, key) in keys.iter().filter_map(|key| Some((key.word()?, key))) {
@@ -433,7 +433,7 @@ pub fn help_of_words(question: &Question, keys: &[Key], style: Style) -> String 
     out
 }
 
-/// What a held call is about, in full.
+/// Describes a held call completely.
 fn circumstances(question: &Question, style: Style) -> String {
     let mut out = String::new();
     if let QuestionKind::Hold { denial, .. } = &question.kind {
@@ -449,7 +449,7 @@ fn circumstances(question: &Question, style: Style) -> String {
     out
 }
 
-/// Rules as they would stand in a file, and what can be done with them.
+/// Returns the rules as they would appear in a file, and the prompt for them.
 pub fn rules_prompt(rules: &[String], file: &std::path::Path, kind: &QuestionKind) -> String {
     let mut out = format!("a\n  as a rule in {}:\n", crate::failure::quoted(file));
     for line in rules.iter().flat_map(|rule| rule.lines()) {
@@ -460,15 +460,15 @@ pub fn rules_prompt(rules: &[String], file: &std::path::Path, kind: &QuestionKin
     out
 }
 
-/// Advice for a refusal that a grant would have prevented: a person gives the power, a
-/// program asks for it.
+/// Returns the hint for a refusal that a grant would have prevented: a user adds the grant, a
+/// program requests it.
 pub fn grant_hint(grant: &Grant, to_person: bool) -> String {
-    // Runs of blanks in a form that can be counted, and read back.
+    // Writes runs of blanks in a form that can be counted, and parsed again.
     let text = grant.to_string().replace("   ", "\\x20\\x20\\x20");
     format!("{} {}", grant_option(to_person), shell_quoted(&text))
 }
 
-/// The option by which a person gives a power, and a program asks for it.
+/// Returns the option with which a user adds a grant, or a program requests it.
 pub fn grant_option(to_person: bool) -> &'static str {
     if to_person { "--grant" } else { "--request" }
 }
@@ -633,7 +633,7 @@ pub(crate) mod tests {
           allow?  [o]nce  [g]roup  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
         assert!(help(&value, &keys(&value), Style::PLAIN).contains("g  yes, and for each host of the group"));
-        // Nothing wider than what was asked for where a review warns.
+        // If a review warns, nothing wider than the request is offered.
         let warned = reviewed(value, Risk::Critical);
         assert!(
             !keys(&warned).contains(&Key::Group) && !question(&warned, &"x".into(), Style::PLAIN).contains("@pypi")
@@ -788,7 +788,7 @@ pub(crate) mod tests {
         assert!(shown.lines().filter(|line| line.starts_with("• ")).count() == 1, "{shown}");
     }
 
-    /// Text that spreads over lines, hides, moves or imitates, up to 10 kB of each.
+    /// Texts that spread over lines, hide, move the cursor or imitate a question, up to 10 kB each.
     fn hostile_texts() -> Vec<String> {
         let many = |part: &str| part.repeat(2_000 / part.len());
         vec![
@@ -819,7 +819,7 @@ pub(crate) mod tests {
         Denial { object: text.into(), program: Some(text.into()), rule: text.into(), grant, ..denial() }
     }
 
-    /// Every kind of question, with `text` in every field but the command.
+    /// Returns every kind of question, with `text` in every field but the command.
     fn questions_of(text: &str) -> Vec<Question> {
         let grants = vec![Grant::Write(text.into()); 12];
         let kinds = [
@@ -847,7 +847,7 @@ pub(crate) mod tests {
         filled.into()
     }
 
-    /// Rows that a terminal of this many columns needs.
+    /// Returns the rows of the text on a terminal of this many columns.
     fn rows(text: &str, columns: usize) -> usize {
         text.lines().map(|line| width(line).div_ceil(columns).max(1)).sum()
     }
@@ -861,7 +861,7 @@ pub(crate) mod tests {
                 for value in questions_of(&text) {
                     let shown = question(&value, &"text of the command".into(), style);
                     let start: String = text.chars().take(12).collect();
-                    // Twelve powers of at most 400 columns each, and four lists; or one power.
+                    // Twelve grants of at most 400 columns each, and four lists; or one grant.
                     let is_alone = matches!(&value.kind, QuestionKind::Hold { grants, .. } if grants.len() == 1);
                     let most = if is_alone { 5_000 } else { 25_000 };
                     assert!(
@@ -881,7 +881,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// The command is whole in each, because it is what is agreed to; blanks in it are counted.
+    /// The command is complete in each question, because the user agrees to it; blanks in it are
+    /// counted.
     #[test]
     fn blanks_in_a_command_are_counted() {
         for text in hostile_texts() {
@@ -925,8 +926,7 @@ pub(crate) mod tests {
         assert_eq!("write /a\\x20\\x20\\x20b".parse::<Grant>().unwrap(), Grant::Write("/a   b".into()));
     }
 
-    /// Each scope that reaches further than the command says so, and the others say
-    /// nothing of it.
+    /// Each scope that is wider than the command is stated, and the others are not.
     #[test]
     fn the_wider_reach_is_said() {
         let grants = || vec!["write /srv/x".parse().unwrap()];

@@ -1,9 +1,8 @@
-//! What may be done about refusals, in as few words as will do: the fewest grants that
-//! suffice for all of them, and none that means nothing the next time. A name that a
-//! program made up is not named, but its directory; a part of a repository stands for the
-//! repository.
+//! Remedies for refusals, in as few words as possible: the fewest grants that suffice for all of
+//! them. A grant that is useless for the next run is not proposed. For a generated name its
+//! directory is proposed, and for a part of a repository the repository.
 //!
-//! Looks at names on the host where the paths are the host's, and changes nothing.
+//! Reads names on the host if the paths are the host's, and changes nothing.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,38 +15,38 @@ use stockade_engine::repository_around;
 use stockade_model::{Denial, Grant, Host, Operation, RawText, Target, TargetPattern, is_localhost};
 use stockade_policy::{HostGroup, advice_instead_of_grant, groups_with};
 
-/// Siblings that are granted one by one; more are granted by their directory.
+/// Most siblings that are granted one by one; more are granted by their directory.
 const MAX_SIBLINGS: usize = 2;
-/// What a directory has at the top of a project, beside `.git`.
+/// Names at the top of a project.
 const TOPS: [&str; 5] = [".git", "Cargo.toml", "package.json", "go.work", "pyproject.toml"];
 
-/// Where the refusals were.
+/// Locations that the remedies depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Surroundings<'a> {
-    /// The home directory of the person.
+    /// Home directory of the user.
     pub home: &'a Path,
-    /// The workspace, where paths are those of the host.
+    /// The workspace, if paths are those of the host.
     pub workspace: Option<&'a Path>,
-    /// The directories of Stockade's own files: no grant reaches them.
+    /// Directories of Stockade's own files, which no grant includes.
     pub own_directories: &'a [PathBuf],
 }
 
-/// What may be done about a refusal.
+/// Remedy for a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// With these grants it passes.
+    /// These grants allow it.
     Grants(Vec<Grant>),
-    /// With this shipped group of hosts it passes.
+    /// This shipped group of hosts allows it.
     Group(&'static HostGroup),
-    /// It passes in this workspace.
+    /// This workspace allows it.
     Workspace(PathBuf),
-    /// Something else, in words.
+    /// Another remedy, in words.
     Advice(String),
-    /// Nothing.
+    /// No remedy.
     Nothing,
 }
 
-/// The refusals by what may be done about them, in the order in which they came.
+/// Groups the refusals by their remedies, in their original order.
 pub fn grouped<'d>(denials: &[&'d Denial], around: Surroundings<'_>) -> Vec<(Remedy, Vec<&'d Denial>)> {
     let mut remedies: Vec<Remedy> = denials.iter().map(|denial| of_one(denial, around)).collect();
     join_loopback(&mut remedies);
@@ -89,7 +88,7 @@ fn of_one(denial: &Denial, around: Surroundings<'_>) -> Remedy {
         Some(whole) if !is_too_wide(&whole, around) && !workspace.starts_with(&whole) => {
             Remedy::Grants(vec![Grant::Write(whole)])
         }
-        // The name means nothing the next time, and the directory is much more.
+        // The name is useless for the next run, and the directory is much wider.
         Some(whole) if workspace.starts_with(&whole) && path.extension() != Some(OsStr::new("lock")) => {
             Remedy::Advice(format!(
                 "the program makes up names in `{}`, around the workspace; choose a place in the workspace for it, or \
@@ -101,20 +100,20 @@ fn of_one(denial: &Denial, around: Surroundings<'_>) -> Remedy {
     }
 }
 
-/// The top of the project in which the workspace lies.
+/// Returns the top of the project that contains the workspace.
 fn top_around(workspace: &Path, around: Surroundings<'_>) -> Option<PathBuf> {
     let above = || workspace.ancestors().skip(1).take_while(|above| !is_too_wide(above, around));
     let has = |name: &'static str| move |above: &&Path| is_there(&above.join(name));
     TOPS.iter().find_map(|name| above().find(has(name))).map(Path::to_owned)
 }
 
-/// The directory of what a program makes under a name that it made up.
+/// Returns the directory of an entry that a program creates with a generated name.
 fn directory_of_passing(operation: Operation, path: &Path) -> Option<PathBuf> {
     let makes = matches!(operation, Operation::Create | Operation::Mkdir | Operation::Symlink | Operation::Link);
     path.parent().filter(|_| makes && path.file_name().is_some_and(is_passing)).map(Path::to_owned)
 }
 
-/// A file that is replaced through a lock needs both names.
+/// Returns the grants for a path. A file that is replaced through a lock file needs both names.
 fn with_lock(path: &Path) -> Vec<Grant> {
     let text = path.as_os_str().as_bytes();
     let own = text.strip_suffix(b".lock").filter(|own| !own.is_empty() && !own.ends_with(b"/"));
@@ -122,7 +121,7 @@ fn with_lock(path: &Path) -> Vec<Grant> {
     own.into_iter().chain([Grant::Write(path.to_owned())]).collect()
 }
 
-/// Whether a name is one that means nothing the next time.
+/// Returns whether a name is temporary, so that the next run will use another one.
 fn is_passing(name: &OsStr) -> bool {
     let Some(name) = name.to_str() else { return false };
     let plain = name.to_ascii_lowercase();
@@ -135,8 +134,8 @@ fn is_passing(name: &OsStr) -> bool {
     is_marked || name.split(|c: char| !c.is_ascii_alphanumeric()).any(is_made_up)
 }
 
-/// Whether a part of a name looks like chance: digits among letters, or capitals that begin
-/// no words.
+/// Returns whether a part of a name looks random: digits among letters, or capitals that do not
+/// begin words.
 fn is_made_up(part: &str) -> bool {
     let bytes = part.as_bytes();
     let changes = bytes.windows(2).filter(|pair| pair[0].is_ascii_digit() != pair[1].is_ascii_digit()).count();
@@ -148,8 +147,8 @@ fn is_made_up(part: &str) -> bool {
     bytes.len() >= 6 && (is_hex && changes > 0 || changes >= 3 || has_no_words || has_all_kinds)
 }
 
-/// Whether a grant for a directory would be for much more than what was refused, or refused
-/// itself.
+/// Returns whether a grant for a directory would be much wider than the refusal, or would be
+/// refused itself.
 fn is_too_wide(directory: &Path, around: Surroundings<'_>) -> bool {
     directory.components().count() < 3
         || around.home.starts_with(directory)
@@ -157,7 +156,7 @@ fn is_too_wide(directory: &Path, around: Surroundings<'_>) -> bool {
         || advice_instead_of_grant(&Grant::Write(directory.to_owned()), around.home).is_some()
 }
 
-/// The grant, where one is enough.
+/// Returns the grant, if there is only one.
 fn only_grant(remedy: &Remedy) -> Option<&Grant> {
     match remedy {
         Remedy::Grants(grants) if grants.len() == 1 => grants.first(),
@@ -165,7 +164,7 @@ fn only_grant(remedy: &Remedy) -> Option<&Grant> {
     }
 }
 
-/// What one grant lets be written.
+/// Returns the path that a single grant makes writable.
 fn written(remedy: &Remedy) -> Option<&Path> {
     match only_grant(remedy)? {
         Grant::Write(path) => Some(path),
@@ -173,7 +172,7 @@ fn written(remedy: &Remedy) -> Option<&Path> {
     }
 }
 
-/// Both addresses of this machine itself, on one port, are `localhost`.
+/// Replaces both loopback addresses on one port by `localhost`.
 fn join_loopback(remedies: &mut [Remedy]) {
     let target = |remedy: &Remedy| only_grant(remedy)?.targets()?.target();
     let address = |target: &Target| match target.host {
@@ -192,8 +191,8 @@ fn join_loopback(remedies: &mut [Remedy]) {
     }
 }
 
-/// Several hosts of one group are granted by its name: the group that has the most of
-/// them, of these the smallest, then what is left likewise.
+/// Replaces several hosts of one group by its name. The group with the most of them comes first,
+/// and the smallest of those; then the rest likewise.
 fn join_hosts(remedies: &mut [Remedy]) {
     let target = |remedy: &Remedy| only_grant(remedy)?.targets()?.target();
     loop {
@@ -211,7 +210,7 @@ fn join_hosts(remedies: &mut [Remedy]) {
     }
 }
 
-/// Several files of one directory outside are granted by the directory.
+/// Replaces several files of one directory outside the workspace by the directory.
 fn join_siblings(remedies: &mut [Remedy], around: Surroundings<'_>) {
     let Some(workspace) = around.workspace else { return };
     let parent = |remedy: &Remedy| {
@@ -330,14 +329,14 @@ mod tests {
             &[(Create, "write /o/p/a"), (Write, "write /x/y/z"), (Mkdir, "write /o/p/b"), (Create, "write /o/p/c")],
             &["3 x write /o/p", "1 x write /x/y/z"],
         );
-        // Never a home, nor the root of everything.
+        // Never a home, nor the root directory.
         let three = ["write /home/u/a", "write /home/u/b", "write /home/u/c"];
         check(
             ws,
             &three.map(|grant| (Create, grant)),
             &three.map(|grant| format!("1 x {grant}")).each_ref().map(String::as_str),
         );
-        // Nor what holds files of Stockade's own: that grant is refused.
+        // Nor a directory that contains Stockade's own files, because that grant is refused.
         for directory in ["/home/u/.config", "/srv/state", "/srv/state/deep"] {
             let three = ["a", "b", "c"].map(|name| format!("write {directory}/{name}"));
             check(
@@ -366,7 +365,7 @@ mod tests {
         };
         let other = "1 x connect example.com:443";
         check_hosts(&["pypi.org", "example.com", "files.pythonhosted.org"], &["2 x @pypi", other]);
-        // One host alone needs no group, however often it was refused.
+        // One host needs no group, however often it was refused.
         check_hosts(&["pypi.org", "pypi.org", "example.com"], &["2 x connect pypi.org:443", other]);
         check_hosts(&["index.crates.io", "static.crates.io"], &["2 x @crates"]);
         check_hosts(&["index.crates.io", "static.rust-lang.org", "static.crates.io"], &["3 x @cargo"]);
@@ -374,7 +373,7 @@ mod tests {
             &["registry.npmjs.org", "pypi.org"],
             &["1 x connect registry.npmjs.org:443", "1 x connect pypi.org:443"],
         );
-        // The port counts, and so does every label of the name.
+        // The port must match, and so must every label of the name.
         check(
             ws,
             &[(Operation::Connect, "connect pypi.org:443"), (Operation::Connect, "connect files.pythonhosted.org:80")],

@@ -1,4 +1,4 @@
-//! Sandboxes that last as text: a line a sandbox, or all that is known of one.
+//! Persistent sandboxes as text: one line for each, or all details of one.
 
 use std::fmt::Write as _;
 
@@ -9,10 +9,10 @@ use stockade_store::sandboxes::CommandRecord;
 
 use super::audit::utc;
 
-/// Most objects that are named as left out.
+/// Most omitted objects that are named.
 const LEFT_OUT_LINES: usize = 20;
 
-/// One sandbox on one line.
+/// Formats one sandbox on one line.
 pub fn listed(record: &SandboxRecord) -> String {
     let SandboxRecord { id, spec, state, created_ms, .. } = record;
     let labels: Vec<String> = spec.labels.each().map(|(key, value)| label(key, value)).collect();
@@ -21,7 +21,7 @@ pub fn listed(record: &SandboxRecord) -> String {
     format!("{}\n", line.trim_end())
 }
 
-/// All that is known of one.
+/// Formats all details of one sandbox.
 pub fn shown(record: &SandboxRecord) -> String {
     let spec = &record.spec;
     let mut out = String::new();
@@ -58,17 +58,17 @@ pub fn shown(record: &SandboxRecord) -> String {
     out
 }
 
-/// That nothing goes on of what its commands had left running.
+/// Message that the processes of the sandbox are gone, and that it was recreated around its files.
 pub fn anew(id: &SandboxId) -> String {
     format!("• the processes of {id} were gone; its walls are new, around what it keeps\n")
 }
 
-/// Which kind of sandbox serves, and why none that is preferred to it.
+/// Message with the chosen backend, and the reasons against the preferred ones.
 pub fn chosen(backend: &str, passed_over: &[String]) -> String {
     format!("• made by {backend}: {}\n", RawText::from(passed_over.join("; ").as_str()).escaped())
 }
 
-/// What of a copy was left out, and why; a line each, of the first of them.
+/// Formats the omitted objects of a copy with the reasons; one line each, up to a limit.
 pub fn left_out(left_out: &[LeftOut]) -> String {
     let mut out = String::new();
     for LeftOut { path, why, .. } in left_out.iter().take(LEFT_OUT_LINES) {
@@ -81,28 +81,28 @@ pub fn left_out(left_out: &[LeftOut]) -> String {
     out
 }
 
-/// That a snapshot was taken of something that may have moved.
+/// Message that the processes were not frozen during a snapshot.
 pub fn not_still(why: &str) -> String {
     format!("• its processes were not stopped meanwhile: {}\n", RawText::from(why).escaped())
 }
 
-/// What one sandbox uses, as far as it is known.
+/// Resource usage of one sandbox, as far as it is known.
 pub struct Row {
-    /// Which.
+    /// Id of the sandbox.
     pub id: SandboxId,
-    /// How it is.
+    /// State of the sandbox.
     pub state: SandboxState,
-    /// Of its walls as they stand; nothing where they do not.
+    /// Current usage; absent if its processes do not run.
     pub usage: Option<SandboxUsage>,
-    /// The most memory since it was made, in bytes.
+    /// Most memory since its creation, in bytes.
     pub memory_peak_bytes: Option<u64>,
-    /// The most processes since then.
+    /// Most processes since then.
     pub processes_peak: Option<u64>,
-    /// Commands that were run in it.
+    /// Number of commands that were run in it.
     pub commands: usize,
-    /// How long it has been there.
+    /// Time since its creation.
     pub age_ms: u64,
-    /// How long until its time is over, if nobody uses it.
+    /// Remaining lifetime, if it is not used.
     pub left_ms: Option<u64>,
 }
 
@@ -131,7 +131,7 @@ fn none() -> String {
     "-".to_owned()
 }
 
-/// A size that is read at a glance.
+/// Formats a size in a short form.
 fn size(bytes: u64) -> String {
     let units = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     let unit = units.into_iter().find(|(_, unit)| bytes >= *unit);
@@ -141,7 +141,7 @@ fn size(bytes: u64) -> String {
     )
 }
 
-/// A time that is read at a glance.
+/// Formats a duration in a short form.
 fn span(ms: u64) -> String {
     match ms / 1000 {
         seconds @ 0..60 => format!("{seconds}s"),
@@ -151,7 +151,7 @@ fn span(ms: u64) -> String {
     }
 }
 
-/// All of them, a line each.
+/// Formats all rows as a table.
 pub fn table(rows: &[Row]) -> String {
     let all: Vec<[String; 8]> = std::iter::once(HEADS.map(str::to_owned)).chain(rows.iter().map(Row::cells)).collect();
     let width = |column: usize| all.iter().map(|cells| cells[column].len()).max().unwrap_or(0);
@@ -165,14 +165,14 @@ pub fn table(rows: &[Row]) -> String {
     out
 }
 
-/// The same in the place of what a terminal of so many lines shows.
+/// Formats the table to replace the content of a terminal with this many lines.
 pub fn screen(rows: &[Row], lines: usize) -> String {
-    // Home, and what is below is erased (ECMA-48).
+    // Moves to the first position and erases the rest (ECMA-48).
     let shown = table(rows.get(..lines.saturating_sub(2)).unwrap_or(rows));
     format!("\u{1b}[H\u{1b}[J{shown}")
 }
 
-/// What one uses, beneath all else that is known of it.
+/// Formats the usage of one sandbox, to follow its other details.
 pub fn used(row: &Row) -> String {
     let usage = row.usage.as_ref();
     let now = |amount: Option<String>, peak: Option<String>| match (amount, peak) {
@@ -185,7 +185,7 @@ pub fn used(row: &Row) -> String {
     format!("{:<10} {}\n{:<10} {processes}\n{:<10} {memory}\n", "commands", row.commands, "processes", "memory")
 }
 
-/// A command that was run, on one line.
+/// Formats a command that was run, on one line.
 pub fn command(command: &CommandRecord) -> String {
     let CommandRecord { request, user, text, started_ms, ended_ms, .. } = command;
     let took = span(ended_ms.saturating_sub(*started_ms));
@@ -275,7 +275,7 @@ mod tests {
         let unknown = format!("{id}  ready  -          -       1.5GiB  -      1d1h  -\n");
         let rows = [row(Some(usage)), row(None)];
         assert_eq!(table(&rows), format!("{head}{known}{unknown}"));
-        // No more than the terminal shows.
+        // No more lines than the terminal shows.
         assert_eq!(screen(&rows, 3), format!("\u{1b}[H\u{1b}[J{head}{known}"));
         assert_eq!(used(&rows[0]), "commands   2\nprocesses  3, at most 12\nmemory     1.5MiB, at most 1.5GiB\n");
     }

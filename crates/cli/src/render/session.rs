@@ -1,11 +1,11 @@
-//! Warm sessions as text: a line a session.
+//! Warm sessions as text: one line for each session.
 
 use stockade_model::SessionId;
 use stockade_store::sessions::About;
 
 use super::audit::utc;
 
-/// One session on one line.
+/// Formats one session on one line.
 pub fn listed(id: &SessionId, about: Option<&About>, open: bool) -> String {
     let state = if open { "open" } else { "lost: its supervisor was killed" };
     let Some(about) = about else { return format!("{id}  {state}\n") };

@@ -1,4 +1,4 @@
-//! Stages as text: a line a stage, a line a change, and the lines that differ.
+//! Stages as text: one line for each stage, one for each change, and the lines that differ.
 
 use std::fmt::Write as _;
 
@@ -13,16 +13,16 @@ use super::{Color, Style, counted, shell_quoted, wrap};
 
 /// Characters of the command in a list.
 const COMMAND_SHOWN: usize = 60;
-/// Changes left in a stage that are shown before the rest is counted.
+/// Changes left in a stage that are shown; the rest is counted.
 const HELD_SHOWN: usize = 20;
 
-/// What waits, in a few words.
+/// Describes the staged changes in a few words.
 pub fn waiting(staged: &Staged) -> String {
     let count = usize::try_from(staged.changes).unwrap_or(usize::MAX);
     format!("{} staged in {}", counted(count, "path"), staged.stage)
 }
 
-/// One stage on one line.
+/// Formats one stage on one line.
 pub fn listed(listed: &Listed) -> String {
     let Some(meta) = &listed.meta else { return format!("{}  damaged\n", listed.id) };
     let command = meta.command.escaped();
@@ -34,7 +34,7 @@ pub fn listed(listed: &Listed) -> String {
     format!("{}  {}  {state}  {}  {short}\n", listed.id, utc(meta.created_ms), meta.workspace.escaped())
 }
 
-/// What a stage is doing, in a word or two.
+/// Describes the state of a stage in a word or two.
 pub fn state(listed: &Listed) -> String {
     let ended = listed.meta.as_ref().and_then(|meta| meta.ended.as_deref());
     match (listed.busy, listed.cut_off, ended) {
@@ -45,7 +45,7 @@ pub fn state(listed: &Listed) -> String {
     }
 }
 
-/// How a path changes, in a word.
+/// Names the kind of a change in a word.
 pub fn how(how: How) -> &'static str {
     match how {
         How::Added => "added",
@@ -71,8 +71,7 @@ fn shown(path: &std::path::Path) -> String {
     if path.as_os_str().is_empty() { "the workspace itself".to_owned() } else { RawText::from(path).escaped() }
 }
 
-/// One change on one line, with what stands against its commit on lines of
-/// their own.
+/// Formats one change on one line; reasons against its commit follow on lines of their own.
 pub fn change(change: &Change, held: Option<&Held>, conflict: Option<&Conflict>, style: Style) -> String {
     let mut notes = Vec::new();
     if let (Some(before), Some(after)) = (&change.present, &change.staged) {
@@ -111,7 +110,7 @@ fn differences(before: &Facts, after: &Facts, how: How) -> Vec<String> {
     notes
 }
 
-/// What happened in the workspace, in a word.
+/// Names the change in the workspace in a word.
 pub fn meanwhile(meanwhile: Meanwhile) -> &'static str {
     match meanwhile {
         Meanwhile::Created => "created",
@@ -127,13 +126,12 @@ fn why(why: &Why) -> String {
     }
 }
 
-/// The lines that differ, as patch(1) reads them where nothing had to be
-/// escaped.
+/// Formats the lines that differ. patch(1) can read them if no text had to be escaped.
 pub fn difference(path: &std::path::Path, difference: &Difference, change: &Change) -> String {
     difference_between(path, difference, (change.present.is_some(), change.staged.is_some()))
 }
 
-/// The same, of what was there and what is, as far as either is there.
+/// Formats the difference between the former and the present content, as far as each exists.
 pub fn difference_between(path: &std::path::Path, difference: &Difference, (before, after): (bool, bool)) -> String {
     let name = shown(path);
     let side = |there: bool, prefix: &str| if there { format!("{prefix}/{name}") } else { "/dev/null".to_owned() };
@@ -161,7 +159,7 @@ fn hunk(hunk: &Hunk) -> String {
             Fate::Removed => '-',
             Fate::Added => '+',
         };
-        // A tab moves nothing but the text behind it.
+        // A tab only moves the text after it.
         let text: Vec<_> = line.text.split('\t').map(|part| RawText::from(part).escaped()).collect();
         let _ = writeln!(out, "{mark}{}", text.join("\t"));
         if !line.ends {
@@ -171,7 +169,7 @@ fn hunk(hunk: &Hunk) -> String {
     out
 }
 
-/// What became of a commit.
+/// Formats the result of a commit.
 pub fn committed(committed: &Committed, id: &str, style: Style) -> String {
     let mut out = format!("{} committed\n", counted(committed.paths.len(), "path"));
     for held in committed.held.iter().take(HELD_SHOWN) {
@@ -202,7 +200,7 @@ fn reason(why: &Why) -> String {
     }
 }
 
-/// What became of a commit that was cut off.
+/// Formats the result of recovering an interrupted commit.
 pub fn recovered(recovered: &Recovered) -> String {
     let id = &recovered.id;
     match &recovered.end {

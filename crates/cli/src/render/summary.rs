@@ -1,6 +1,5 @@
-//! What is worth saying after a run: what was refused and what would have
-//! sufficed, what was given, and how it ended where the command did not say so
-//! itself. Nothing, where there is nothing to say.
+//! Summary after a run: the refusals and the grants that would have sufficed, the grants given, and
+//! the end of the run if the command did not report it itself. Empty if there is nothing to report.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,37 +16,37 @@ use super::remedy::{Remedy, Surroundings, grouped};
 use super::{Color, Style, counted, shell_quoted, time, wrap};
 use crate::failure::Failure;
 
-/// Who answers where an answer is remembered.
+/// Approver name of a remembered answer.
 const CACHE: &str = "cache";
-/// Columns of a path or a reason; its middle is left out beyond.
+/// Most columns of a path or a reason; the middle of a longer one is omitted.
 const TEXT_LIMIT: usize = 400;
-/// Groups of refusals that are shown before the rest is counted, each with one hint.
+/// Groups of refusals that are shown, each with one hint; the rest is counted.
 const GROUPS_SHOWN: usize = 5;
 /// Reasons of a refusal that are shown.
 const REASONS_SHOWN: usize = 20;
-/// Variables that did not pass and are named.
+/// Withheld variables that are named.
 const VARIABLES_SHOWN: usize = 5;
-/// Files that run code later and are named.
+/// Files that run code later and that are named.
 const PROJECT_FILES_SHOWN: usize = 3;
 /// Refusals of a group that are shown.
 const MEMBERS_SHOWN: usize = 3;
 
-/// What a summary needs beside the outcome.
+/// Inputs of a summary besides the outcome.
 #[derive(Clone, Copy, Debug)]
 pub struct SummaryContext<'a> {
-    /// Answers that are remembered, where some were used.
+    /// Remembered answers, if some were used.
     pub remembered: &'a [Remembered],
-    /// Powers that every command there has: they are not listed.
+    /// Grants of every command there, which are not listed.
     pub standing: &'a [Grant],
-    /// The home directory of the person, by which credentials are known.
+    /// Home directory of the user, which determines the paths of credentials.
     pub home: &'a Path,
-    /// The workspace, where the paths of refusals are those of the host.
+    /// The workspace, if the paths of refusals are those of the host.
     pub workspace: Option<&'a Path>,
-    /// The directories of Stockade's own files.
+    /// Directories of Stockade's own files.
     pub own_directories: &'a [PathBuf],
 }
 
-/// The lines for standard error.
+/// Formats the lines for standard error.
 pub fn summary(outcome: &Outcome, context: SummaryContext<'_>, style: Style) -> String {
     let mut out = String::new();
     refusals(&mut out, outcome, context, style);
@@ -64,8 +63,9 @@ pub fn summary(outcome: &Outcome, context: SummaryContext<'_>, style: Style) -> 
     out
 }
 
-/// Variables that did not pass: the address of a registry, without which a tool asks the public
-/// one in silence; and what a command may have failed for the lack of.
+/// Writes the withheld variables. Without the address of a registry, a tool silently uses the
+/// public one. Other variables are named if the command failed, because their absence may be the
+/// cause.
 fn not_passed(out: &mut String, outcome: &Outcome, style: Style) {
     let names = outcome.attempts.last().map_or(&[][..], |last| last.not_passed.as_slice());
     let (registries, others): (Vec<&String>, Vec<&String>) =
@@ -87,8 +87,7 @@ fn not_passed(out: &mut String, outcome: &Outcome, style: Style) {
 
 fn refusals(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, style: Style) {
     let home = context.home;
-    // What an earlier attempt was refused was given to the last one, or the
-    // last one was refused it again.
+    // A refusal of an earlier attempt was granted to the last one, or was repeated there.
     let Some(last) = outcome.attempts.last() else { return };
     let refused = last.denials.iter().filter(|denial| denial.resolution != Resolution::Granted);
     let (registries, refused): (Vec<_>, Vec<_>) = refused.partition(|denial| is_of_registry(denial, home));
@@ -132,23 +131,23 @@ fn refusals(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, st
     }
 }
 
-/// Whether it was made, in a directory of the run's own.
+/// Returns whether the entry was created in a directory of the run's own, which is removed.
 fn is_gone(denial: &Denial) -> bool {
     denial.layer == Layer::Mounts && denial.operation == Operation::Create
 }
 
-/// Whether it is about a history, which no work needs.
+/// Returns whether a refusal concerns a history file, which no work needs.
 fn is_about_history(denial: &Denial, home: &Path) -> bool {
     denial.grant.as_ref().and_then(Grant::path).is_some_and(|path| is_history(path, home))
 }
 
-/// Whether settings of a package registry were to be read, which tools look for at each start
-/// and do well without.
+/// Returns whether a refusal concerns reading the settings of a package registry. Tools look for
+/// them at each start and work without them.
 fn is_of_registry(denial: &Denial, home: &Path) -> bool {
     matches!(&denial.grant, Some(Grant::Read(path)) if is_registry_settings(path, home))
 }
 
-/// The remembered no that refused it without a question.
+/// Returns the remembered no that refused it without a question.
 fn remembered_no<'a>(outcome: &Outcome, denial: &Denial, remembered: &'a [Remembered]) -> Option<&'a Remembered> {
     let grant = denial.grant.as_ref()?;
     let was_refused = |given: &Approval| given.by == CACHE && given.answer == "denied" && given.grants.contains(grant);
@@ -169,7 +168,7 @@ fn refused_before(out: &mut String, denial: &Denial, answer: &Remembered, style:
     let _ = writeln!(out, "  {} stockade approvals revoke {}", style.paint(Color::Cyan, "hint:"), answer.id);
 }
 
-/// Refusals about which the same may be done.
+/// Writes refusals that have the same remedy.
 fn group(out: &mut String, remedy: &Remedy, members: &[&Denial], style: Style) {
     for denial in members.iter().take(MEMBERS_SHOWN) {
         let times = if denial.count > 1 { format!(", {} times", denial.count) } else { String::new() };
@@ -184,7 +183,7 @@ fn group(out: &mut String, remedy: &Remedy, members: &[&Denial], style: Style) {
     let options: Vec<String> = match remedy {
         Remedy::Nothing => return,
         Remedy::Advice(advice) => return hint(out, advice, style),
-        // One line, so that it can be copied.
+        // On one line, so that it can be copied.
         Remedy::Grants(grants) if grants.iter().any(|grant| grant.to_string().chars().count() > TEXT_LIMIT) => {
             return hint(out, "the name is too long to be shown here; `--json` has the grant in full", style);
         }
@@ -210,7 +209,7 @@ fn grants(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, styl
     if granted.is_empty() {
         return;
     }
-    // Grants agreed to in the same way stand together: `a, b (session), c`.
+    // Grants with the same scope are grouped: `a, b (session), c`.
     let mut groups: Vec<(Option<String>, Vec<String>)> = Vec::new();
     for grant in &granted {
         let scope = agreed(outcome, grant, context.remembered);
@@ -226,7 +225,7 @@ fn grants(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, styl
     wrap(out, style, "• ", &format!("granted: {}", text.join(", ")));
 }
 
-/// How far the yes to this power reaches; nothing where it came with the request.
+/// Returns the scope of the yes to this grant; `None` if the grant came with the request.
 fn agreed(outcome: &Outcome, grant: &Grant, remembered: &[Remembered]) -> Option<String> {
     let yes = |approval: &&Approval| approval.answer == "approved" && approval.grants.contains(grant);
     let approval = outcome.approvals.iter().rev().find(yes)?;
@@ -238,7 +237,7 @@ fn agreed(outcome: &Outcome, grant: &Grant, remembered: &[Remembered]) -> Option
     Some(answer.map_or_else(|| "remembered".to_owned(), |answer| format!("remembered: {}", scope_name(answer.scope))))
 }
 
-/// How far an answer reaches, in a word or two.
+/// Names the scope of an answer in a word or two.
 pub fn scope_name(scope: Scope) -> String {
     match scope {
         Scope::Once => "once".to_owned(),
@@ -249,7 +248,7 @@ pub fn scope_name(scope: Scope) -> String {
     }
 }
 
-/// What waits, and what can be done with it.
+/// Writes the staged changes, and the commands for them.
 fn staged(out: &mut String, outcome: &Outcome, style: Style) {
     let Some(staged) = outcome.attempts.last().and_then(|last| last.staged.as_ref()) else { return };
     wrap(out, style, "• ", &super::stage::waiting(staged));
@@ -257,7 +256,7 @@ fn staged(out: &mut String, outcome: &Outcome, style: Style) {
     let _ = writeln!(out, "  {} stockade stage diff {id} (then: commit, discard)", style.paint(Color::Cyan, "hint:"));
 }
 
-/// What runs code later, by names.
+/// Writes the names of files that run code later.
 fn project_files(out: &mut String, outcome: &Outcome, context: SummaryContext<'_>, style: Style) {
     let Some(files) = outcome.attempts.last().map(|last| &last.project_files).filter(|files| !files.is_empty()) else {
         return;
@@ -276,20 +275,20 @@ fn project_files(out: &mut String, outcome: &Outcome, context: SummaryContext<'_
     wrap(out, style, "• ", &format!("{count} written that {was} code later: {}{more}", named.join(", ")));
 }
 
-/// What can be undone, and how.
+/// Writes the number of changes that can be undone, and the command.
 fn kept_for_undo(out: &mut String, outcome: &Outcome, style: Style) {
     let kept = outcome.attempts.iter().map(|attempt| attempt.kept_for_undo).max().unwrap_or_default();
     if kept == 0 {
         return;
     }
-    // Not what `undo` counts: here is also what was made and is gone again.
+    // Not the count of `undo`: this one includes paths that were created and removed again.
     let count = counted(usize::try_from(kept).unwrap_or(usize::MAX), "path");
     wrap(out, style, "• ", &format!("what it changed in the workspace can be put back ({count} noted meanwhile)"));
     let hint = style.paint(Color::Cyan, "hint:");
     let _ = writeln!(out, "  {hint} stockade changes {} (then: undo)", outcome.id);
 }
 
-/// What a traced run read, and what it is good for.
+/// Writes the number of files that a traced run has read, and the use of the trace.
 fn traced(out: &mut String, outcome: &Outcome, style: Style) {
     let Some(last) = outcome.attempts.last().filter(|last| !last.reads.is_empty()) else { return };
     let files: u64 = last.reads.iter().map(|read| if read.directory { read.files } else { 1 }).sum();
@@ -323,7 +322,8 @@ fn ending(out: &mut String, outcome: &Outcome, style: Style) {
     without_caches(out, outcome, style);
 }
 
-/// Why a tool may have found its cache read-only. Where it succeeded, nobody minds.
+/// Writes the reason why a tool may have found its cache read-only. Not relevant if the command
+/// succeeded.
 fn without_caches(out: &mut String, outcome: &Outcome, style: Style) {
     let enforced = outcome.attempts.last().and_then(|last| last.enforced.as_ref());
     let Some(caches) = enforced.and_then(|enforced| enforced.layers.get("caches")) else { return };
@@ -341,7 +341,7 @@ fn wrap_error(out: &mut String, why: &str, style: Style) {
 
 fn refused(out: &mut String, outcome: &Outcome, why: Option<&str>, style: Style) {
     let rule = RawText::from(outcome.decision.rule.as_str()).escaped();
-    // A rule is one line in the record; a person gets its remedy on its own.
+    // A rule is one line in the audit log; a user gets its hint on a line of its own.
     let (why, hint) = match why.unwrap_or(&rule).split_once("; hint: ") {
         Some((why, hint)) => (why, Some(hint)),
         None => (why.unwrap_or(&rule), None),
@@ -436,7 +436,7 @@ mod tests {
         ");
     }
 
-    /// A person at a terminal may give the power; a program that reads a pipe asks for it.
+    /// A user at a terminal may add the grant; a program that reads a pipe requests it.
     #[test]
     fn a_program_is_told_to_ask() {
         let mut value = outcome(Status::Exited);
@@ -502,7 +502,7 @@ mod tests {
         insta::assert_snapshot!(summary(&value, context(), Style::PLAIN), @r"
         • granted: connect pypi.org:443, write /srv (session)
         ");
-        // Each with its own answer; none where it came with the request.
+        // Each with its own answer; none if it came with the request.
         let file = value.approvals[0].grants.split_off(1);
         let no = Approval { answer: "denied".into(), grants: file.clone(), ..value.approvals[0].clone() };
         let once = Approval { scope: Some(Scope::Once), grants: file, ..value.approvals[0].clone() };

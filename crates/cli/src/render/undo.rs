@@ -1,4 +1,4 @@
-//! What a run changed, as text.
+//! The changes of a run as text.
 
 use std::path::Path;
 
@@ -8,12 +8,12 @@ use stockade_native::undo::{Conflict, Effect, Restored, UndoChange, UndoMeta};
 
 use super::counted;
 
-/// One line about a run.
+/// Formats a run on one line.
 pub fn head(meta: &UndoMeta) -> String {
     format!("{}   {}   {}\n", meta.request.as_str(), meta.workspace.escaped(), meta.command.escaped())
 }
 
-/// What was done to a path, in a word.
+/// Names the change of a path in a word.
 pub fn effect(effect: Effect) -> &'static str {
     match effect {
         Effect::Created => "created",
@@ -23,11 +23,11 @@ pub fn effect(effect: Effect) -> &'static str {
     }
 }
 
-/// One line about each path, in the order of paths. What went with its directory is counted
-/// there.
+/// Formats each path on one line, ordered by path. Paths that were deleted with their directory are
+/// counted there.
 pub fn changes<'c>(all: &[UndoChange], conflict_of: &dyn Fn(&Path) -> Option<&'c Conflict>) -> String {
     let mut out = String::new();
-    // By component: what is beneath a directory follows it.
+    // Ordered by component, so that the content of a directory follows it.
     let mut all: Vec<&UndoChange> = all.iter().collect();
     all.sort_by(|one, other| one.path.cmp(&other.path));
     let mut rest = &all[..];
@@ -50,7 +50,7 @@ pub fn changes<'c>(all: &[UndoChange], conflict_of: &dyn Fn(&Path) -> Option<&'c
     out
 }
 
-/// One line about a path. A rename is a deletion and a creation.
+/// Formats the change of a path on one line. A rename is a deletion and a creation.
 pub fn change(change: &UndoChange, conflict: Option<&Conflict>) -> String {
     let slash = if change.kind == Kind::Directory { "/" } else { "" };
     let modes = change.modes.map(|(before, now)| format!("   {before:04o} -> {now:04o}")).unwrap_or_default();
@@ -58,12 +58,12 @@ pub fn change(change: &UndoChange, conflict: Option<&Conflict>) -> String {
     format!("  {:<8} {}{slash}{modes}{why}\n", effect(change.effect), shown(&change.path))
 }
 
-/// One line about what would not be restored.
+/// Formats a path that would not be restored on one line.
 pub fn conflict(path: &Path, why: &Conflict) -> String {
     format!("  {:<8} {}   ({why})\n", "conflict", shown(path))
 }
 
-/// What was restored, and what was not.
+/// Formats the restored paths, and the conflicts.
 pub fn restored(done: &Restored, id: &str) -> String {
     let mut out = String::new();
     for (path, why) in &done.comparison.conflicts {

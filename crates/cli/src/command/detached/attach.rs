@@ -1,4 +1,4 @@
-//! `stockade attach` and `write`: what a client does, from beginning to end.
+//! `stockade attach` and `write`: the life of a client.
 
 use std::io::{self, IsTerminal};
 use std::thread::sleep;
@@ -15,10 +15,11 @@ use crate::failure::Failure;
 use crate::relay::is_at_terminal;
 use crate::render::detached as text;
 
-/// Attaches to a run until it ends or is left: its exit code, or 0.
+/// Attaches to a run until the run ends or the client detaches; the exit code is that of the run,
+/// or 0.
 ///
 /// # Errors
-/// When there is no such run, or it cannot be reached.
+/// [`Failure`] if there is no such run, or if it cannot be reached.
 pub fn attach(typed: &AttachArgs) -> Ended {
     let run = runs()?.find(&typed.id)?;
     let mut output = run.output();
@@ -66,16 +67,16 @@ pub fn attach(typed: &AttachArgs) -> Ended {
     end_of(&run)
 }
 
-/// Leaves out what is there by now.
+/// Skips the output so far.
 fn skip(output: &mut OutputReader) -> Result<(), Failure> {
     while output.next_piece().map_err(|e| Failure::new(format!("cannot read what the run printed: {e}")))?.is_some() {}
     Ok(())
 }
 
-/// Writes all of standard input to a run's.
+/// Writes all of standard input to the input of a run.
 ///
 /// # Errors
-/// When there is no such run, or it takes no input.
+/// [`Failure`] if there is no such run, or if it takes no input.
 pub fn write(typed: &WriteArgs) -> Ended {
     let run = runs()?.find(&typed.id)?;
     let mut client = Client::of(&run)?;

@@ -1,7 +1,7 @@
-//! A client of a run: one who reads what it prints, writes its input, and is asked
-//! its questions. What the run prints is read where it is kept, so a client that does
-//! not keep up misses what is not kept, is told how much, and stops nobody. Input goes
-//! over the run's socket, a piece at a time, as fast as the command takes it.
+//! Client of a run: it shows the output, writes the input and answers the questions. The output is
+//! read from the run's files. So a slow client misses dropped output, learns how much, and does not
+//! stop the run. Input is sent over the run's socket, one piece at a time, as fast as the command
+//! reads it.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal};
@@ -27,37 +27,37 @@ use crate::detach_keys::DetachKeys;
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 
-/// Signals that leave the run.
+/// Signals that detach from the run.
 const LEAVING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
-/// Keys taken at once.
+/// Keys read at once.
 const KEYS_BYTES: usize = 4096;
 
-/// What may be read here for the run.
+/// State of the input that is read here for the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     /// More may be read and sent.
     Open,
-    /// The fate of what was sent is not known yet.
+    /// The result of the last piece is not known yet.
     Awaiting,
-    /// The same, and it was the last.
+    /// Like `Awaiting`, and it was the last piece.
     AwaitingLast,
-    /// Nothing is read.
+    /// No more input is read.
     Ended,
 }
 
-/// What ended a wait.
+/// Event that ended a wait.
 pub enum Happened {
-    /// It is worth a look whether more was printed.
+    /// More output may be available.
     Nothing,
-    /// What became of the last input.
+    /// Result of the last input.
     Fate(Fate),
-    /// The run's end, or that of its interest in this client.
+    /// The run ended, or it closed the connection to this client.
     Over,
-    /// A signal: the person wants to leave.
+    /// A signal: the user wants to detach.
     Left,
 }
 
-/// Which of the waited for is ready.
+/// Readiness of the polled descriptors.
 #[derive(Clone, Copy, Default)]
 struct Ready {
     told: bool,
@@ -71,28 +71,28 @@ struct Asked {
     number: u64,
     waiting: Waiting,
     dialog: JoinHandle<()>,
-    /// Whether the person left at it.
+    /// True if the user detached while it was shown.
     left: Arc<AtomicBool>,
 }
 
-/// Something to be put on the screen.
+/// A question to be shown later.
 struct Next {
     number: u64,
     question: Box<Question>,
     text: RawText,
 }
 
-/// One who is attached.
+/// An attached client.
 pub struct Client {
     line: Arc<Line>,
     signals: Signals,
     intake: Intake,
     source: Source,
-    /// What is sent at the end of standard input.
+    /// Message that is sent at the end of standard input.
     last: Piece,
-    /// The person's terminal, where the run's is shown on it.
+    /// The user's terminal, if the run's terminal is shown on it.
     seat: Option<Seat>,
-    /// Where it is not.
+    /// Shows the output if there is no `seat`.
     shower: Shower,
     asked: Option<Asked>,
     next: VecDeque<Next>,
@@ -104,9 +104,9 @@ impl Client {
     /// Attaches to this run.
     ///
     /// # Errors
-    /// When it is over or cannot be reached.
+    /// [`Failure`] if it has ended or cannot be reached.
     pub fn of(run: &Run) -> Result<Self, Failure> {
-        // Before any thread.
+        // Before any thread starts.
         let taken: Vec<i32> = LEAVING.into_iter().chain([Signal::WINCH]).map(Signal::as_raw).collect();
         let signals = Signals::take(&taken).map_err(cannot)?;
         let answered = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| cannot(e.into()))?;
@@ -115,7 +115,8 @@ impl Client {
             true => failure,
             false => Failure::new(format!("{} is over", run.id())).hint("`stockade logs` shows what it printed"),
         })?;
-        // Ctrl-D is a person's word; the end of a file may be that of nothing.
+        // Ctrl-D is a user's decision; another end of file may have no meaning, for example
+        // `/dev/null`.
         let last = if io::stdin().is_terminal() { Piece::Close } else { Piece::Rest };
         Ok(Self {
             line: Arc::new(line),
@@ -131,41 +132,41 @@ impl Client {
         })
     }
 
-    /// What the run's input is.
+    /// Returns the kind of the run's input.
     pub fn intake(&self) -> Intake {
         self.intake
     }
 
-    /// Whether more can be written.
+    /// Returns whether more can be written.
     pub fn is_open(&self) -> bool {
         self.source != Source::Ended
     }
 
-    /// Says this at the end of standard input.
+    /// Sets the message that is sent at the end of standard input.
     pub fn end_with(&mut self, last: Piece) {
         self.last = last;
     }
 
-    /// No more can be written.
+    /// Stops the input.
     pub fn stop_writing(&mut self) {
         self.source = Source::Ended;
     }
 
-    /// Shows the run's terminal on the person's from here on, until these keys are
-    /// pressed; the last of `past` first.
+    /// Shows the run's terminal on the user's terminal until these keys are pressed. Starts with
+    /// the last part of `past`.
     ///
     /// # Errors
-    /// When the terminal is gone, or the past cannot be read.
+    /// [`Failure`] if the terminal is gone, or if the earlier output cannot be read.
     pub fn sit_down(&mut self, keys: &DetachKeys, past: &mut OutputReader) -> Result<(), Failure> {
         self.seat.insert(Seat::take(keys).map_err(cannot)?).show_again(past)?;
         self.tell_size(true);
         Ok(())
     }
 
-    /// Shows what is there by now, unless a question stands on the screen.
+    /// Shows the available output, unless a question is shown.
     ///
     /// # Errors
-    /// When it cannot be read or shown.
+    /// [`Failure`] if it cannot be read or shown.
     pub fn show(&mut self, output: &mut OutputReader) -> Result<(), Failure> {
         match &mut self.seat {
             _ if self.asked.is_some() => Ok(()),
@@ -174,7 +175,7 @@ impl Client {
         }
     }
 
-    /// Says something to the person.
+    /// Prints a message to the user.
     pub fn say(&self, text: &str) {
         match &self.seat {
             Some(_) => seat::say(text.as_bytes()),
@@ -182,17 +183,17 @@ impl Client {
         }
     }
 
-    /// A run that is over has no size.
+    /// Sends the terminal size. A failure is ignored, because a run that has ended needs no size.
     fn tell_size(&self, again: bool) {
         if let Some(size) = seat::size(again).filter(|_| self.seat.is_some()) {
             let _ = self.line.send(&size);
         }
     }
 
-    /// Waits for the next thing, a short time at most.
+    /// Waits a short time for the next event.
     ///
     /// # Errors
-    /// When that cannot be.
+    /// [`Failure`] if the wait fails.
     pub fn wait(&mut self, printing: Option<&OwnedFd>) -> Result<Happened, Failure> {
         let ready = self.ready(printing).map_err(|e| Failure::new(format!("cannot wait: {e}")))?;
         if ready.answered && self.finish_question() {
@@ -226,9 +227,9 @@ impl Client {
             PollFd::new(&self.signals, PollFlags::IN),
             PollFd::new(&*self.answered, PollFlags::IN),
         ];
-        // What is typed while a question stands is its answer.
+        // Input while a question is shown is its answer.
         let has_room = match &self.seat {
-            // Always, so that one can leave what takes nothing.
+            // Always, so that the user can detach from a run that reads no input.
             Some(seat) => self.source != Source::Ended && seat.has_room(),
             None => self.source == Source::Open,
         };
@@ -248,13 +249,13 @@ impl Client {
         let ready =
             Ready { told: is_ready(0), signalled: is_ready(1), answered: is_ready(2), typed: reads && is_ready(3) };
         if let Some(printing) = printing {
-            // Its content tells nothing; it must not stay ready.
+            // The content is irrelevant; the descriptor must not stay ready.
             while rustix::io::read(printing, &mut [0; 4096]).is_ok_and(|length| length > 0) {}
         }
         Ok(ready)
     }
 
-    /// Sends what was typed, or that no more comes.
+    /// Sends input, or the end of the input.
     fn pass_on(&mut self) -> Happened {
         if self.seat.is_some() {
             return self.press();
@@ -274,7 +275,7 @@ impl Client {
         self.line.send(&Said::Input(piece)).map_or(Happened::Over, |()| Happened::Nothing)
     }
 
-    /// Takes the keys that were pressed.
+    /// Reads pressed keys.
     fn press(&mut self) -> Happened {
         let mut bytes = [0; KEYS_BYTES];
         let pressed = match rustix::io::read(io::stdin(), &mut bytes) {
@@ -289,7 +290,7 @@ impl Client {
         self.send_keys()
     }
 
-    /// Sends the next keys, if the run has those before.
+    /// Sends the next keys, if the run has taken the previous ones.
     fn send_keys(&mut self) -> Happened {
         let seat = self.seat.as_mut().filter(|_| self.source == Source::Open);
         let Some(keys) = seat.and_then(Seat::next_keys) else { return Happened::Nothing };
@@ -320,7 +321,7 @@ impl Client {
         Happened::Nothing
     }
 
-    /// Puts the next question on the screen, if there is none.
+    /// Shows the next question, if none is shown.
     fn put_next(&mut self) {
         if self.asked.is_some() {
             return;
@@ -334,23 +335,23 @@ impl Client {
             let mut approver = TerminalApprover::new(text, crate::color_wanted(), None).leaving(Arc::clone(&leaves));
             let answer = approver.ask(&question, &until);
             if !leaves.load(Ordering::Relaxed) {
-                // A run that is over needs none.
+                // A run that has ended needs no answer.
                 let _ = line.send(&Said::Answer { number, answer });
             }
             let _ = rustix::io::write(&*answered, &1_u64.to_ne_bytes());
         };
         match thread::Builder::new().name("stockade-ask".to_owned()).spawn(dialog) {
             Ok(dialog) => self.asked = Some(Asked { number, waiting, dialog, left }),
-            // Silence: the run refuses it in time.
+            // No answer: the run refuses the question after its time-out.
             Err(error) => tracing::warn!(%error, "no thread to ask on"),
         }
     }
 
-    /// True where the person left at it.
+    /// Ends the dialog, and returns whether the user detached while it was shown.
     fn finish_question(&mut self) -> bool {
         let _ = rustix::io::read(&*self.answered, &mut [0; 8]);
         if let Some(asked) = self.asked.take() {
-            // One that panicked has said so.
+            // A thread that panicked has reported it.
             let _ = asked.dialog.join();
             if asked.left.load(Ordering::Relaxed) {
                 return true;
@@ -358,13 +359,13 @@ impl Client {
         }
         self.put_next();
         if self.asked.is_none() {
-            // The question stands where something else was.
+            // The question has overwritten part of the run's screen.
             self.tell_size(true);
         }
         false
     }
 
-    /// Gives the terminal back and ends the connection.
+    /// Restores the terminal and closes the connection.
     pub fn leave(&mut self) {
         self.next.clear();
         if let Some(asked) = self.asked.take() {

@@ -1,6 +1,6 @@
-//! Who is attached to a run, and the approver that they are together: a question
-//! is put to each who can answer, the first answer counts. Without any it is
-//! refused, as in a run without a terminal.
+//! The clients attached to a run, and the approver that they form together. A question is sent to
+//! each client that can answer; the first answer counts. Without such a client it is refused, as in
+//! a run without a terminal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,12 +11,12 @@ use stockade_model::{Answer, Question, RawText};
 
 use super::wire::{Line, Told};
 
-/// Clients attached at once at most.
+/// Most clients attached at the same time.
 pub const CLIENTS: usize = 16;
-/// How often a withdrawal is looked for.
+/// Interval between two checks for a withdrawn question.
 const LOOK_AROUND: Duration = Duration::from_millis(100);
 
-/// Those who are attached.
+/// The attached clients that can answer.
 #[derive(Debug, Default)]
 pub struct Clients {
     state: Mutex<State>,
@@ -25,20 +25,20 @@ pub struct Clients {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The last number given, to a client or a question.
+    /// Last number assigned to a client or a question.
     last: u64,
-    /// Those who can answer.
+    /// Clients that can answer.
     able: BTreeMap<u64, Arc<Line>>,
     open: Option<Open>,
 }
 
-/// The question that stands.
+/// The open question.
 #[derive(Debug)]
 struct Open {
     number: u64,
     told: Told,
     answer: Option<Answer>,
-    /// Those who cannot answer this one.
+    /// Clients that cannot answer this question.
     silent: BTreeSet<u64>,
 }
 
@@ -52,7 +52,7 @@ impl State {
         self.able.values().cloned().collect()
     }
 
-    /// What came of the question; nothing as long as it stands.
+    /// Returns the result of the question; `None` while it is open.
     fn result(&self) -> Option<Answer> {
         let open = self.open.as_ref()?;
         let nobody = self.able.keys().all(|client| open.silent.contains(client));
@@ -61,8 +61,8 @@ impl State {
 }
 
 impl Clients {
-    /// One who can answer is attached; who is then told of the question that
-    /// stands. The number to leave with.
+    /// Adds a client that can answer, and sends it the open question. Returns the number to leave
+    /// with.
     pub fn join(&self, line: &Arc<Line>) -> u64 {
         let mut state = self.lock();
         let client = state.next();
@@ -75,14 +75,14 @@ impl Clients {
         client
     }
 
-    /// It answers no more.
+    /// Removes a client, which answers no more.
     pub fn leave(&self, client: u64) {
         self.lock().able.remove(&client);
         self.changed.notify_all();
     }
 
-    /// The answer of a client. One to a question that is over counts for nothing;
-    /// one that found nobody at its terminal leaves it to the others.
+    /// Handles the answer of a client. An answer to a closed question is ignored. A client without
+    /// a user at its terminal leaves the question to the others.
     pub fn answer(&self, client: u64, number: u64, answer: Answer) {
         let mut state = self.lock();
         let able = state.able.contains_key(&client);
@@ -104,7 +104,7 @@ impl Clients {
         let deadline = Instant::now() + Duration::from_millis(question.timeout_ms);
         let is_over = || waiting.is_withdrawn() || Instant::now() >= deadline;
         let mut state = self.lock();
-        // Another's question stands: that of a written line, or of the run itself.
+        // Another question is open: that of an input line, or of the run itself.
         while state.open.is_some() {
             if is_over() {
                 return Answer::TimedOut;
@@ -142,14 +142,14 @@ impl Clients {
     }
 }
 
-/// One who does not take it is broken off, and so leaves.
+/// Sends a message. A client that does not take it is disconnected, and so leaves.
 fn send(line: &Line, told: &Told) {
     if let Err(error) = line.send(told) {
         tracing::info!(%error, "a client was broken off");
     }
 }
 
-/// Those attached, as the approver of one request.
+/// The attached clients, as the approver of one request.
 #[derive(Debug)]
 pub struct AttachedApprover {
     clients: Arc<Clients>,
@@ -157,7 +157,7 @@ pub struct AttachedApprover {
 }
 
 impl AttachedApprover {
-    /// `text` is what the findings' spans point into.
+    /// Creates the approver. The spans of findings refer to `text`.
     pub fn new(clients: Arc<Clients>, text: RawText) -> Self {
         Self { clients, text }
     }
@@ -205,7 +205,7 @@ mod tests {
             Self { clients: Arc::default(), waiting: Waiting::new(HeldCalls::default()) }
         }
 
-        /// One who is attached: its number and its end of the line.
+        /// Attaches a client: returns its number and its end of the connection.
         fn attach(&self) -> (u64, Line) {
             let (one, other) = UnixStream::pair().unwrap();
             let client = self.clients.join(&Arc::new(Line::over(one).unwrap()));
@@ -240,7 +240,7 @@ mod tests {
         let asked = meeting.ask(60_000);
         let number = number(&line_one);
         assert!(matches!(told(&line_two), Told::Question { number: same, .. } if same == number));
-        // One of another question, or of nobody who is attached, counts for nothing.
+        // An answer to another question, or of a client that is not attached, is ignored.
         meeting.clients.answer(one, number + 1, Answer::Abort);
         meeting.clients.answer(99, number, Answer::Abort);
         meeting.clients.answer(one, number, Answer::TimedOut);
@@ -281,7 +281,7 @@ mod tests {
         let asked = meeting.ask(600_000);
         let second = number(&line);
         assert!(second > first);
-        // Another waits for its turn meanwhile.
+        // Another question waits for its turn meanwhile.
         let other = meeting.ask(600_000);
         meeting.waiting.withdraw();
         assert_eq!((asked.join().unwrap(), other.join().unwrap()), (Answer::TimedOut, Answer::TimedOut));

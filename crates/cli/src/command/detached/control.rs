@@ -1,6 +1,6 @@
-//! The socket in a run's directory: how it is asked to end, and how clients are
-//! attached to it. The supervisor does it, to what it holds itself; a number of a
-//! process, which may be another's by then, is never signalled.
+//! The socket in a run's directory: requests to end the run, and connections of clients. The
+//! supervisor acts on the descriptors that it holds. It never signals a process by number, because
+//! the number may belong to another process by then.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -18,33 +18,33 @@ use super::served::Desk;
 use super::wire::{Intake, Line};
 use crate::failure::Failure;
 
-/// The signals that a run can be asked to end with.
+/// Signals that may be requested to end a run.
 const ENDING: [Signal; 5] = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::KILL];
-/// How long either side waits for a line of the other.
+/// Time-out of either side for a line of the other.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The longest line, in bytes.
+/// Longest line, in bytes.
 const LINE_BYTES: u64 = 64;
-/// Its name in the directory.
+/// Name of the socket in the directory.
 const SOCKET: &str = "control";
 const DONE: &[u8] = b"done\n";
-/// The same, of a run that takes input.
+/// Like `DONE`, for a run that takes input.
 const DONE_WITH_INPUT: &[u8] = b"done input\n";
-/// The same, of a run with a terminal.
+/// Like `DONE`, for a run with a terminal.
 const DONE_WITH_TERMINAL: &[u8] = b"done terminal\n";
 const ATTACH: &str = "attach";
-/// The same, of a client where a person can be asked.
+/// Like `ATTACH`, for a client whose user can answer questions.
 const ATTACH_TO_ANSWER: &str = "attach answers";
 
 /// Listens on a thread of its own.
 ///
 /// # Errors
-/// When there can be no socket or thread.
+/// [`Failure`] if no socket or thread can be created.
 pub fn serve(run: &Run, interrupter: Interrupter, desk: Arc<Desk>) -> Result<(), Failure> {
     let cannot = |e: io::Error| Failure::new(format!("cannot listen in the directory of the run: {e}"));
     let listener = Address::of(run.path(), SOCKET).and_then(|at| UnixListener::bind(at.path())).map_err(cannot)?;
     let answer_all = move || {
         for stream in listener.incoming() {
-            // One that is not understood or goes away is its own loss.
+            // An invalid or closed connection affects only its client.
             match stream.and_then(|stream| answer(stream, &interrupter, &desk)) {
                 Ok(()) => {}
                 Err(error) => tracing::warn!(%error, "a caller was not answered"),
@@ -80,14 +80,14 @@ fn attend(mut stream: UnixStream, desk: &Arc<Desk>, answers: bool) -> io::Result
     place.attend(Line::over(stream)?, client, answers)
 }
 
-/// Of the run's own user, and not waited for without end.
+/// Sets time-outs and requires a peer of the run's own user.
 fn expect(stream: &UnixStream) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     demand_own(stream)
 }
 
-/// The connection to a run's supervisor.
+/// Connects to a run's supervisor.
 fn reach(run: &Run) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(Address::of(run.path(), SOCKET)?.path())?;
     expect(&stream)?;
@@ -104,11 +104,11 @@ fn read_line(stream: &UnixStream) -> io::Result<String> {
     Ok(line)
 }
 
-/// Attaches this process to the run, to answer its questions too. Also what its
-/// input is.
+/// Attaches this process to the run, with `answers` also to answer its questions. Returns the kind
+/// of the run's input too.
 ///
 /// # Errors
-/// When nobody answers, or not as expected.
+/// [`Failure`] if the supervisor does not answer, or answers unexpectedly.
 pub fn attach(run: &Run, answers: bool) -> Result<(Line, Intake), Failure> {
     let ask = || {
         let mut stream = reach(run)?;
@@ -127,10 +127,10 @@ pub fn attach(run: &Run, answers: bool) -> Result<(Line, Intake), Failure> {
     }
 }
 
-/// Asks the run's supervisor to end it, beginning with this signal.
+/// Requests the run's supervisor to end it, starting with this signal.
 ///
 /// # Errors
-/// When nobody answers, or not as expected.
+/// [`Failure`] if the supervisor does not answer, or answers unexpectedly.
 pub fn end(run: &Run, signal: Signal) -> Result<(), Failure> {
     let ask = || {
         let mut stream = reach(run)?;

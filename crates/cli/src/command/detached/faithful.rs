@@ -1,15 +1,15 @@
-//! Whether text reaches an interpreter as it was judged (L5): not where that, or the
-//! terminal before it, would make something else of it first.
+//! Checks that text reaches an interpreter as it was assessed (L5): neither the interpreter nor the
+//! terminal before it may change it first.
 
-/// The longest line that a terminal passes on, in bytes; of a longer one it drops
-/// the rest (termios(3), canonical mode).
+/// Longest line that a terminal passes on, in bytes; the rest of a longer one is dropped
+/// (termios(3), canonical mode).
 const LINE_BYTES: usize = 4095;
 
-/// Why the shell, or another interpreter, would get something else than this, where
-/// it would.
+/// Returns the reason why the shell, or another interpreter, would read other text than this;
+/// `None` if it reads this text.
 pub fn altered(text: &[u8], for_shell: bool, at_terminal: bool) -> Option<&'static str> {
-    // Shells leave a NUL out of what they read and go on with the rest of the word,
-    // so that `to`, NUL, `uch` is `touch`; other interpreters end the text there.
+    // Shells drop a NUL from their input and continue with the rest of the word, so that `to`, NUL,
+    // `uch` is `touch`. Other interpreters end the text there.
     if text.contains(&0) {
         return Some("it holds a NUL byte, which interpreters leave out or take for the end");
     }
@@ -26,8 +26,8 @@ pub fn altered(text: &[u8], for_shell: bool, at_terminal: bool) -> Option<&'stat
     lines.any(|line| line.len() > LINE_BYTES).then_some("it has a line that is too long for a terminal")
 }
 
-/// Whether history(3) finds something to expand, at the least; quotes protect from
-/// less than one thinks.
+/// Returns whether history(3) could expand the line. May return true for a quoted one, because
+/// quotes protect from less than expected.
 fn is_from_history(line: &[u8]) -> bool {
     let designates = |pair: &[u8]| matches!(pair, [b'!', next] if !b" \t\r=(".contains(next));
     line.starts_with(b"^") || line.windows(2).any(designates)

@@ -1,7 +1,6 @@
-//! The standard input of a run that lives on. Where the command takes code from
-//! it, what is written is itself a request: it goes the way of every request, with
-//! the rules, consent and record of the run, and its attempt is the writing. All
-//! of a piece reaches the command, or nothing.
+//! The standard input of a detached run. If the command takes code from it, each piece of input is
+//! itself a request: it is decided by the rules, approval and audit log of the run, and its attempt
+//! is the write. A piece reaches the command completely or not at all.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -33,14 +32,13 @@ use crate::render::{self, Style};
 
 /// Name of the backend whose attempts are writes.
 const BACKEND: &str = "input";
-/// Layer of its report that says of which run.
+/// Layer of its report that names the run.
 const LAYER: &str = "input";
-/// Keys behind which no line is begun: Enter, Ctrl-J, Ctrl-C.
+/// Keys that end a line: Enter, Ctrl-J, Ctrl-C.
 const LINE_ENDS: [u8; 3] = [b'\r', b'\n', 3];
 const CTRL_D: u8 = 4;
 
-/// The writing end of a run's standard input: of a pipe, or of the terminal that the
-/// run has.
+/// Writing end of a run's standard input: of a pipe, or of the run's terminal.
 #[derive(Debug)]
 pub struct Input {
     intake: Intake,
@@ -50,21 +48,21 @@ pub struct Input {
 #[derive(Debug)]
 struct End {
     fd: Option<OwnedFd>,
-    /// Whether keys were pressed behind the last line.
+    /// True if keys were pressed after the last end of a line.
     begun: bool,
 }
 
 impl Input {
-    /// Through this pipe, which gets non-blocking.
+    /// Writes to this pipe, which becomes non-blocking.
     ///
     /// # Errors
-    /// Never in practice.
+    /// None in practice.
     pub fn through(pipe: OwnedFd) -> std::io::Result<Self> {
         rustix::fs::fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
         Ok(Self::of(Intake::Pipe, pipe))
     }
 
-    /// Through our end of a terminal, which does not wait.
+    /// Writes to this end of a terminal, which is non-blocking.
     pub fn at(terminal: OwnedFd) -> Self {
         Self::of(Intake::Terminal, terminal)
     }
@@ -73,12 +71,12 @@ impl Input {
         Self { intake, end: Mutex::new(End { fd: Some(fd), begun: false }) }
     }
 
-    /// What it is.
+    /// Returns the kind of the input.
     pub fn intake(&self) -> Intake {
         self.intake
     }
 
-    /// Gives the terminal another size, where it is one.
+    /// Changes the size of the terminal, if it is one.
     pub fn resize(&self, rows: u16, columns: u16, again: bool) {
         let end = self.lock();
         let Some(terminal) = end.fd.as_ref().filter(|_| self.intake == Intake::Terminal) else { return };
@@ -87,20 +85,21 @@ impl Input {
         }
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         if again {
-            // The same size is no news to a command: it is told of another first.
+            // The kernel does not report an unchanged size to the command, so another size is set
+            // first.
             let _ = tcsetwinsize(terminal, Winsize { ws_row: rows.saturating_add(1), ..size });
         }
-        // Fails where the command's side is gone, and nobody looks at it.
+        // Fails if the command's side is closed and has no reader.
         let _ = tcsetwinsize(terminal, size);
     }
 
-    /// Writes all of it, as fast as it is read; one writer after the other. Gives
-    /// up where the client has gone.
+    /// Writes all bytes, as fast as they are read; one writer at a time. Gives up if the client has
+    /// disconnected.
     fn write(&self, bytes: &[u8], client: &UnixStream) -> Result<(), String> {
         self.lock().write(bytes, client)
     }
 
-    /// Writes keys that a person pressed at a terminal.
+    /// Writes keys that a user pressed at a terminal.
     fn press(&self, keys: &[u8], client: &UnixStream) -> Result<(), String> {
         if self.intake != Intake::Terminal {
             return Err("the run has no terminal".to_owned());
@@ -110,7 +109,8 @@ impl Input {
         end.write(keys, client)
     }
 
-    /// Writes what was judged by itself: not behind what somebody has begun to type.
+    /// Writes text that was assessed by itself. It must not follow a line that a user has started
+    /// to type.
     fn submit(&self, text: &[u8], client: &UnixStream) -> Result<(), String> {
         let mut end = self.lock();
         if end.begun {
@@ -119,7 +119,7 @@ impl Input {
         end.write(text, client)
     }
 
-    /// Ends it: a terminal is told so as by a person, with Ctrl-D.
+    /// Closes the input: a terminal gets Ctrl-D, as from a user.
     fn close(&self, client: &UnixStream) -> Result<(), String> {
         let mut end = self.lock();
         match &end.fd {
@@ -155,7 +155,7 @@ impl End {
     }
 }
 
-/// Without a limit: the end of the client or of the run ends it.
+/// Waits without a limit, because the end of the client or of the run ends the wait.
 fn await_room(pipe: &OwnedFd, client: &UnixStream) -> Result<(), String> {
     let mut waited = [PollFd::new(pipe, PollFlags::OUT), PollFd::new(client, PollFlags::empty())];
     match poll(&mut waited, None) {
@@ -165,7 +165,7 @@ fn await_room(pipe: &OwnedFd, client: &UnixStream) -> Result<(), String> {
     }
 }
 
-/// Judges what is written, as the run's own request was judged.
+/// Decides on input with the same policy as the run's own request.
 pub struct Gate {
     engine: Engine,
     judge: Arc<dyn Judge>,
@@ -176,8 +176,8 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// For what is written to this request's run. `enforced` is what holds there,
-    /// once it was started.
+    /// Creates the gate for the run of this request. `enforced` is the run's enforcement report,
+    /// once it has started.
     pub fn new(
         engine: Engine,
         judge: RuleJudge,
@@ -192,7 +192,7 @@ impl Gate {
             neutralised: false,
         };
         let takes = takes(&request.command, &context);
-        // What runs has its environment already: nothing can be taken away for it.
+        // The command has its environment already, so no variable can be removed for it.
         let judge = RuleJudge {
             neutralised: false,
             stage: false,
@@ -206,10 +206,10 @@ impl Gate {
         Self { engine, judge: Arc::new(InputJudge(judge)), request, takes, clients, enforced }
     }
 
-    /// Puts on the record what happens to the run's input.
+    /// Records an event of the run's input in the audit log.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// [`RecordError`] if it cannot be written.
     pub fn note(&self, kind: EventKind) -> Result<(), RecordError> {
         let Request { id, session, .. } = &self.request;
         let time_ms = self.engine.clock.wall_ms();
@@ -224,7 +224,7 @@ impl Gate {
         Request { command, grants: Vec::new(), requested: Vec::new(), timeout_ms: None, ..self.request.clone() }
     }
 
-    /// Whether it is whole, as far as that can be told.
+    /// Returns whether the text is a complete command, as far as that is known.
     fn is_whole(&self, text: &[u8]) -> bool {
         self.takes == Takes::Program || is_understood(&self.judge.assess(&self.request(text)))
     }
@@ -269,7 +269,7 @@ impl Gate {
     }
 }
 
-/// A program as the interpreter gets it: a here-document of its command.
+/// Returns a program as the interpreter gets it: as a here-document of its command.
 fn program(command: &Command, text: &[u8]) -> Command {
     let before = match command {
         Command::Argv(_) => shown_command(command).as_bytes().to_vec(),
@@ -284,29 +284,29 @@ fn program(command: &Command, text: &[u8]) -> Command {
     )
 }
 
-/// What one client writes.
+/// Input of one client.
 pub struct Writer {
     input: Arc<Input>,
     line: Arc<Line>,
     /// Process id of the client.
     client: u32,
-    /// Not passed on yet: no whole line, or no whole command.
+    /// Text not passed on yet: an incomplete line or command.
     held: Vec<u8>,
     unjudged_bytes: u64,
 }
 
 impl Writer {
-    /// To this input, for the client at this line.
+    /// Creates the writer to this input, for the client of this connection.
     pub fn new(input: Arc<Input>, line: Arc<Line>, client: u32) -> Self {
         Self { input, line, client, held: Vec::new(), unjudged_bytes: 0 }
     }
 
-    /// How much of what it wrote was not judged.
+    /// Returns how many of its bytes were not assessed.
     pub fn unjudged_bytes(&self) -> u64 {
         self.unjudged_bytes
     }
 
-    /// Lets something pass unjudged: on record before the first of it.
+    /// Passes bytes on without an assessment. Records that in the audit log before the first byte.
     fn pass_unjudged(&mut self, gate: &Gate, keys: bool, bytes: &[u8]) -> Fate {
         if self.unjudged_bytes == 0
             && !bytes.is_empty()
@@ -320,7 +320,7 @@ impl Writer {
         passed.map_or_else(Fate::Lost, |()| Fate::Taken)
     }
 
-    /// Takes a piece, and tells what became of it.
+    /// Handles a piece, and returns its result.
     pub fn take(&mut self, piece: Piece, gate: &Gate) -> Fate {
         let (bytes, ends) = match &piece {
             Piece::Keys(keys) => return self.pass_unjudged(gate, true, keys.as_bytes()),
@@ -344,7 +344,7 @@ impl Writer {
             let data = mem::take(&mut self.held);
             return self.pass_unjudged(gate, false, &data);
         }
-        // What is judged must not be gone on with by what comes next.
+        // The next piece must not continue text that was assessed.
         if ends && self.held.last().is_some_and(|last| *last != b'\n') {
             self.held.push(b'\n');
         }
@@ -378,8 +378,8 @@ impl Writer {
     }
 }
 
-/// The run's judge, but for what only a start could honour: what runs has its
-/// profile, powers and limits already.
+/// The run's policy engine, but it denies rules with other grants or limits: the running command
+/// has its profile, grants and limits already.
 struct InputJudge(RuleJudge);
 
 impl Judge for InputJudge {
@@ -426,8 +426,7 @@ impl Judge for InputJudge {
     }
 }
 
-/// The backend of one written piece: its attempt is the writing, into a sandbox
-/// that stands.
+/// Backend of one piece of input: its attempt is the write, into an existing sandbox.
 struct Writing {
     input: Arc<Input>,
     line: Arc<Line>,

@@ -1,6 +1,5 @@
-//! `stockade ps`, `logs`, `wait` and `kill`: runs that live on without a
-//! terminal. What starts one is in [`supervise`], what attaches to it in
-//! [`attach`].
+//! `stockade ps`, `logs`, `wait` and `kill`: detached runs, which continue without a terminal.
+//! [`supervise`] starts one, [`attach`] attaches to it.
 
 pub mod attach;
 mod client;
@@ -28,10 +27,10 @@ use crate::render::{self, detached as text};
 use crate::screen::Harmless;
 use crate::{exit, places};
 
-/// How often a run is looked at that is waited for.
+/// Interval between two checks of an awaited run.
 const AGAIN: Duration = Duration::from_millis(50);
-/// How long a run may take to end once it was asked to: its grace, its killing,
-/// and its record.
+/// Time-out for a run to end after the request: its grace period, its killing, and its entry in the
+/// audit log.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
 
 fn runs() -> Result<Runs, Failure> {
@@ -41,7 +40,7 @@ fn runs() -> Result<Runs, Failure> {
 /// Lists runs, the newest first.
 ///
 /// # Errors
-/// When they cannot be read.
+/// [`Failure`] if they cannot be read.
 pub fn ps(typed: &PsArgs) -> Ended {
     let looked_at = |run: Run| {
         let (about, standing) = (run.about(), run.standing());
@@ -83,15 +82,15 @@ fn listed_json(run: &Run, about: Option<&About>, standing: &Standing) -> Value {
     })
 }
 
-/// Shows what a run printed, each stream where it was printed.
+/// Shows the output of a run, each stream on the same stream.
 ///
 /// # Errors
-/// When there is no such run, or what it printed cannot be read.
+/// [`Failure`] if there is no such run, or if its output cannot be read.
 pub fn logs(typed: &LogsArgs) -> Ended {
     let run = runs()?.find(&typed.id)?;
     let (mut output, mut shower) = (run.output(), Shower::default());
     loop {
-        // Before the look: what is kept when nobody watches is all there is.
+        // Checked before the read: once the supervisor has exited, the output is complete.
         let over = !run.is_watched();
         shower.show(&mut output)?;
         if over || !typed.follow {
@@ -101,7 +100,8 @@ pub fn logs(typed: &LogsArgs) -> Ended {
     }
 }
 
-/// Shows what a run has printed: on a terminal, which is not the run's, as text alone.
+/// Shows the output of a run. A terminal does not belong to the run, so it gets text and colours
+/// only.
 #[derive(Debug, Default)]
 struct Shower {
     out: Harmless,
@@ -109,7 +109,7 @@ struct Shower {
 }
 
 impl Shower {
-    /// What is there by now.
+    /// Shows the available output.
     fn show(&mut self, output: &mut OutputReader) -> Result<(), Failure> {
         let cannot = |e: io::Error| Failure::new(format!("cannot show what the run printed: {e}"));
         let (mut stdout, mut stderr) = (io::stdout().lock(), io::stderr().lock());
@@ -127,10 +127,10 @@ impl Shower {
     }
 }
 
-/// Waits for a run; its exit code.
+/// Waits for a run; the exit code is that of the run.
 ///
 /// # Errors
-/// When there is no such run, or it ended without a word.
+/// [`Failure`] if there is no such run, or if it ended without an outcome.
 pub fn wait(typed: &WaitArgs) -> Ended {
     let run = runs()?.find(&typed.id)?;
     while run.is_watched() {
@@ -139,7 +139,7 @@ pub fn wait(typed: &WaitArgs) -> Ended {
     end_of(&run)
 }
 
-/// The exit code of a run that is over.
+/// Returns the exit code of a run that has ended.
 fn end_of(run: &Run) -> Ended {
     match run.standing() {
         Standing::Ended(outcome) => Ok(exit::of(&outcome)),
@@ -150,10 +150,10 @@ fn end_of(run: &Run) -> Ended {
     }
 }
 
-/// Ends a run and waits until nothing of it is left.
+/// Ends a run and waits until all its processes are gone.
 ///
 /// # Errors
-/// When there is no such run, or it cannot be reached or does not end.
+/// [`Failure`] if there is no such run, if it cannot be reached, or if it does not end.
 pub fn kill(typed: &KillArgs) -> Ended {
     let run = runs()?.find(&typed.id)?;
     if let Err(failure) = control::end(&run, typed.signal.number()) {

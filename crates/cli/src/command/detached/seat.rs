@@ -1,5 +1,5 @@
-//! A person's terminal while a run's is shown on it: raw, so that every key is the
-//! run's but those that leave it, and afterwards again what it was.
+//! The user's terminal while the terminal of a run is shown on it. It is raw, so that every key but
+//! the detach keys is sent to the run; afterwards it is restored.
 
 use std::io::{self, Write as _};
 use std::mem;
@@ -15,52 +15,52 @@ use crate::render::detached as text;
 use crate::screen::{Screen, again};
 use crate::terminal::Raw;
 
-/// How much of the past is shown again, in bytes.
+/// Amount of earlier output that is shown again, in bytes.
 const AGAIN_BYTES: usize = 64 << 10;
 
-/// A terminal that is given back when the value is dropped.
+/// Terminal client; the terminal is restored when the value is dropped.
 #[derive(Debug)]
 pub struct Seat {
     lookout: Lookout,
-    /// Pressed and not sent yet.
+    /// Keys that were pressed and not sent yet.
     keys: Vec<u8>,
     screen: Screen,
     _raw: Raw,
 }
 
 impl Seat {
-    /// At standard input and output, which these keys leave.
+    /// Takes the terminal at standard input and output; these keys detach from it.
     ///
     /// # Errors
-    /// When the terminal is gone.
+    /// [`io::Error`] if the terminal is gone.
     pub fn take(keys: &DetachKeys) -> io::Result<Self> {
         let raw = Raw::begin(io::stdin().as_fd().try_clone_to_owned()?.into())?;
         let lookout = Lookout::new(keys.clone());
         Ok(Self { lookout, keys: Vec::new(), screen: Screen::default(), _raw: raw })
     }
 
-    /// Whether more can be pressed: what the run does not take waits here.
+    /// Returns whether more keys can be read: keys that the run does not take are buffered here.
     pub fn has_room(&self) -> bool {
         self.keys.len() < INPUT_BYTES
     }
 
-    /// These were pressed. Whether the terminal is left.
+    /// Handles pressed keys. Returns whether they detach.
     pub fn pressed(&mut self, bytes: &[u8]) -> bool {
         let (keys, leaves) = self.lookout.pressed(bytes);
         self.keys.extend(keys);
         leaves
     }
 
-    /// What is to be sent next.
+    /// Returns the next message to send.
     pub fn next_keys(&mut self) -> Option<Said> {
         let keys = mem::take(&mut self.keys);
         (!keys.is_empty()).then(|| Said::Input(Piece::Keys(keys.into())))
     }
 
-    /// Shows the last of what was printed by now.
+    /// Shows the last part of the output so far.
     ///
     /// # Errors
-    /// When it cannot be read or shown.
+    /// [`Failure`] if it cannot be read or shown.
     pub fn show_again(&mut self, output: &mut OutputReader) -> Result<(), Failure> {
         let mut recent = Vec::new();
         while let Some(piece) = output.next_piece().map_err(cannot)? {
@@ -69,20 +69,20 @@ impl Seat {
                 recent.drain(..recent.len().saturating_sub(AGAIN_BYTES));
             }
         }
-        // What was cut off begins in the middle of something.
+        // Truncated output may start in the middle of a sequence.
         let line = if recent.len() < AGAIN_BYTES { None } else { recent.iter().position(|byte| *byte == b'\n') };
         self.put(&again(&recent[line.map_or(0, |end| end + 1)..])).map_err(cannot)
     }
 
-    /// Shows what was printed since.
+    /// Shows new output.
     ///
     /// # Errors
-    /// When it cannot be read or shown.
+    /// [`Failure`] if it cannot be read or shown.
     pub fn show(&mut self, output: &mut OutputReader) -> Result<(), Failure> {
         while let Some(piece) = output.next_piece().map_err(cannot)? {
             match piece {
                 Printed::Bytes(Stream::Out, bytes) => self.put(&bytes).map_err(cannot)?,
-                // Not printed on a terminal.
+                // This output was not printed to a terminal.
                 Printed::Bytes(Stream::Err, bytes) => say(&bytes),
                 Printed::LeftOut(bytes) => say(text::left_out(bytes).as_bytes()),
             }
@@ -101,7 +101,7 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         let mut stdout = io::stdout().lock();
-        // A terminal that is gone needs nothing.
+        // A terminal that is gone needs no restoration.
         let _ = stdout.write_all(&self.screen.restoration()).and_then(|()| stdout.flush());
     }
 }
@@ -110,14 +110,14 @@ fn cannot(error: io::Error) -> Failure {
     Failure::new(format!("cannot show what the run printed: {error}"))
 }
 
-/// To the person, whose terminal is raw.
+/// Prints to the user, whose terminal is raw.
 pub fn say(text: &[u8]) {
     let lines: Vec<&[u8]> = text.split(|byte| *byte == b'\n').collect();
-    // Nowhere else to say so if that fails.
+    // A failure of that write cannot be reported.
     let _ = io::stderr().lock().write_all(&lines.join(&b"\r\n"[..]));
 }
 
-/// The size of the person's terminal, where that tells: for the run's.
+/// Returns the size of the user's terminal, if it is known, for the run's terminal.
 pub fn size(again: bool) -> Option<Said> {
     let size = tcgetwinsize(io::stdout()).ok()?;
     Some(Said::Size { rows: size.ws_row, columns: size.ws_col, again })

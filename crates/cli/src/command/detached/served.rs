@@ -1,6 +1,5 @@
-//! The run's side of attached clients: each has two threads, one that reads what
-//! it says and one that carries out what it writes, so that a question about what
-//! was written can be answered by whoever wrote it.
+//! The run's side of attached clients. Each client has two threads: one reads its messages, the
+//! other one writes its input. So the client that wrote some input can answer a question about it.
 
 use std::io;
 use std::sync::Arc;
@@ -13,33 +12,33 @@ use super::clients::{CLIENTS, Clients};
 use super::input::{Gate, Input, Writer};
 use super::wire::{Fate, Intake, Line, Piece, SAID_BYTES, Said, Told};
 
-/// What clients find.
+/// Connection handler of a run.
 pub struct Desk {
     clients: Arc<Clients>,
     input: Option<Arc<Input>>,
     gate: Gate,
-    /// As many copies as clients, and one.
+    /// Has one copy for each client, and one of its own.
     places: Arc<()>,
 }
 
-/// Room for one more client.
+/// Slot for one more client.
 pub struct Place {
     desk: Arc<Desk>,
     _taken: Arc<()>,
 }
 
 impl Desk {
-    /// For a run with this input, where it has one.
+    /// Creates the handler of a run with this input, if it has one.
     pub fn new(clients: Arc<Clients>, input: Option<Arc<Input>>, gate: Gate) -> Self {
         Self { clients, input, gate, places: Arc::default() }
     }
 
-    /// What can be written to.
+    /// Returns the kind of the run's input.
     pub fn intake(&self) -> Intake {
         self.input.as_ref().map_or(Intake::Nothing, |input| input.intake())
     }
 
-    /// Room for one more, where there is. Asked by one thread alone.
+    /// Returns a slot for one more client, if there is one. Only one thread may call this.
     pub fn place(self: &Arc<Self>) -> Option<Place> {
         let has_room = Arc::strong_count(&self.places) <= CLIENTS;
         has_room.then(|| Place { desk: Arc::clone(self), _taken: Arc::clone(&self.places) })
@@ -47,10 +46,10 @@ impl Desk {
 }
 
 impl Place {
-    /// Attends to a client, this process, until it leaves, on threads of its own.
+    /// Serves a client, the process `client`, on threads of its own until it disconnects.
     ///
     /// # Errors
-    /// Out of threads.
+    /// [`io::Error`] if no threads are left.
     pub fn attend(self, line: Line, client: u32, answers: bool) -> io::Result<()> {
         let attend = move || {
             if let Err(error) = self.converse(&Arc::new(line), client, answers) {
@@ -89,7 +88,7 @@ impl Place {
         line.hang_up();
         client.inspect(|client| self.desk.clients.leave(*client));
         drop(pieces);
-        // It sees the end of the line; a worker that panicked has nothing to do.
+        // The worker notices the end of the connection; one that panicked has stopped.
         let _ = worker.join();
         end
     }

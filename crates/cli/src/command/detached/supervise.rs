@@ -1,6 +1,5 @@
-//! `stockade run --detach`: the front of the run is forked into a session of its
-//! own, where it watches over the run; what is printed there is kept in the run's
-//! directory. The launcher waits until the command was started, and says so with
+//! `stockade run --detach`: forks the supervisor of the run into a session of its own, and stores
+//! the output in the run's directory. The launcher waits until the command has started, and prints
 //! the run's id.
 
 use std::fs::File;
@@ -37,26 +36,26 @@ use crate::places::State;
 use crate::relay::{Given, pair};
 use crate::{exit, interrupts, places};
 
-/// How long the command may take to be started. Nobody is asked meanwhile.
+/// Time-out for the start of the command. No question is asked before.
 const STARTS_WITHIN: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
-/// How long what was printed may take to be kept after the end.
+/// Time-out for storing the last output after the end.
 const KEPT_WITHIN: Duration = Duration::from_secs(10);
-/// Bytes taken from a pipe at once: all that it holds.
+/// Bytes read from a pipe at once: its whole capacity.
 const PIPE_BYTES: usize = 64 << 10;
-/// What the launcher is told: the command was started.
+/// Message to the launcher: the command has started.
 const STARTED: u8 = b's';
-/// It never was; the exit code follows.
+/// Message to the launcher: the command did not start; the exit code follows.
 const ENDED: u8 = b'e';
 
-/// Starts a run that lives on, and prints its id.
+/// Starts a detached run, and prints its id.
 ///
 /// # Errors
-/// When it cannot be started.
+/// [`Failure`] if it cannot be started.
 pub fn detach(typed: RunArgs, id: RequestId) -> Ended {
     if matches!(typed.json, Some(None)) {
         return Err(Failure::new("a detached run has no standard output for its outcome").hint("write --json=FILE"));
     }
-    // Nothing is open but what the caller left: no supervisor may keep that open.
+    // Only descriptors of the caller are open besides, which the supervisor must not keep open.
     close_all_but(&[0, 1, 2]).map_err(cannot)?;
     let state = State::open(&places::state_path(&variable)?)?;
     let watched = Runs::of(state.runs()).begin(&id)?;
@@ -69,7 +68,7 @@ pub fn detach(typed: RunArgs, id: RequestId) -> Ended {
         Ok(Side::Parent(_)) => {
             drop(tell);
             let run = watched.run().clone();
-            // The supervisor has it: the lock goes with the last who does.
+            // The supervisor has a copy: the lock is released with the last one.
             drop(watched);
             await_start(told, &run)
         }
@@ -84,14 +83,14 @@ fn cannot(error: impl std::fmt::Display) -> Failure {
     Failure::new(format!("cannot detach the run: {error}"))
 }
 
-/// The launcher's part.
+/// Runs the launcher.
 fn await_start(told: OwnedFd, run: &Run) -> Ended {
     let mut waited = [PollFd::new(&told, PollFlags::IN)];
     if poll(&mut waited, Some(&STARTS_WITHIN)).map_err(cannot)? == 0 {
         let why = format!("the command was not started within {} s", STARTS_WITHIN.tv_sec);
         return Err(Failure::new(why).hint(format!("stockade kill {}", run.id())));
     }
-    // In one read: so few bytes are never written in parts (pipe(7)).
+    // One read suffices, because so few bytes are written atomically (pipe(7)).
     let mut message = [0; 2];
     let length = File::from(told).read(&mut message).map_err(cannot)?;
     match message[..length] {
@@ -100,7 +99,7 @@ fn await_start(told: OwnedFd, run: &Run) -> Ended {
             Ok(exit::SUCCESS)
         }
         [ENDED, code] => {
-            // Nothing ran: what there is to say is said here, and nothing is kept.
+            // The command did not run: the messages are shown here, and nothing is stored.
             super::Shower::default().show(&mut run.output())?;
             run.remove()?;
             Ok(code)
@@ -110,7 +109,7 @@ fn await_start(told: OwnedFd, run: &Run) -> Ended {
     }
 }
 
-/// The supervisor's part: an exit code, for nobody but the launcher.
+/// Runs the supervisor. Only the launcher sees its exit code.
 fn supervise(typed: RunArgs, id: RequestId, watched: Watched, tell: OwnedFd) -> u8 {
     let output = watched.output();
     let mut supervisor = Supervisor {
@@ -120,7 +119,7 @@ fn supervise(typed: RunArgs, id: RequestId, watched: Watched, tell: OwnedFd) -> 
         input: None,
         enforced: Arc::default(),
     };
-    // Before any thread.
+    // Before any thread starts.
     let begun = interrupts::take().and_then(|signals| {
         let Streams { input, terminal, shown } = Streams::of(&typed)?;
         supervisor.input = input.map(Arc::new);
@@ -150,19 +149,19 @@ fn supervise(typed: RunArgs, id: RequestId, watched: Watched, tell: OwnedFd) -> 
     code
 }
 
-/// What the command is given.
+/// Standard streams of the command.
 #[derive(Default)]
 struct Streams {
     input: Option<Input>,
-    /// Its side of its terminal, where it has one.
+    /// The command's side of its terminal, if it has one.
     terminal: Option<OwnedFd>,
-    /// Where that shows what is printed there.
+    /// The other side of the terminal, to read its output.
     shown: Option<OwnedFd>,
 }
 
 impl Streams {
-    /// Puts in the place of standard input what the command reads from. A terminal
-    /// takes its place later, and is made like the launcher's.
+    /// Replaces standard input by the command's input. A terminal replaces it later; it is created
+    /// with the modes and size of the launcher's.
     fn of(typed: &RunArgs) -> Result<Self, Failure> {
         if typed.tty {
             let stdin = std::io::stdin();
@@ -181,24 +180,23 @@ impl Streams {
     }
 }
 
-/// What a run has that nobody waits for: a directory, a socket, clients that come
-/// and go, a launcher that wants to know when it starts.
+/// Parts of a detached run: a directory, a socket, clients that attach and detach, and a launcher
+/// that waits for the start.
 #[derive(Debug)]
 pub struct Supervisor {
     watched: Watched,
     launcher: Mutex<Option<File>>,
     clients: Arc<Clients>,
     input: Option<Arc<Input>>,
-    /// What holds where the command runs, once it does.
+    /// Enforcement report of the command, once it has started.
     enforced: Arc<Mutex<Option<EnforcementReport>>>,
 }
 
 impl Supervisor {
-    /// From here on the run can be looked at by others. Gives the recorder that
-    /// notices its start.
+    /// Lets other processes see the run from here on. Returns the recorder that detects its start.
     ///
     /// # Errors
-    /// When its directory takes nothing.
+    /// [`Failure`] if its directory cannot be written.
     pub fn oversee(
         self: &Arc<Self>,
         request: &Request,
@@ -216,17 +214,16 @@ impl Supervisor {
         Ok(Arc::new(Announcer { recorder, supervisor: Arc::clone(self) }))
     }
 
-    /// Those attached, as who is asked. `text` is what the findings' spans point
-    /// into.
+    /// Returns the attached clients as the approver. The spans of findings refer to `text`.
     pub fn approver(&self, text: RawText) -> AttachedApprover {
         AttachedApprover::new(Arc::clone(&self.clients), text)
     }
 
-    /// From here on the run can be ended by others, and clients be attached. What
-    /// they write is judged by this judge and taken further by this engine.
+    /// Lets other processes end the run and attach clients from here on. `judge` decides on their
+    /// input, and `engine` handles it.
     ///
     /// # Errors
-    /// When there can be no socket.
+    /// [`Failure`] if no socket can be created.
     pub fn serve(
         &self,
         interrupter: Interrupter,
@@ -244,7 +241,8 @@ impl Supervisor {
         self.tell(&[STARTED]);
     }
 
-    /// The first message counts; a launcher that is gone does not want it.
+    /// Sends the first message to the launcher, and ignores later ones. A launcher that has exited
+    /// does not need it.
     fn tell(&self, message: &[u8]) {
         if let Some(mut launcher) = self.launcher.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = launcher.write_all(message);
@@ -252,7 +250,7 @@ impl Supervisor {
     }
 }
 
-/// Tells the launcher once it is on record that the command was started.
+/// Notifies the launcher once the start of the command is recorded in the audit log.
 struct Announcer {
     recorder: Arc<dyn Recorder>,
     supervisor: Arc<Supervisor>,
@@ -274,14 +272,13 @@ impl Recorder for Announcer {
     }
 }
 
-/// The standard streams of this process, kept by a thread of its own.
+/// Stores the standard streams of this process, on a thread of its own.
 struct Recording {
     kept: Receiver<()>,
 }
 
 impl Recording {
-    /// Puts pipes in the place of standard output and error. What a terminal shows
-    /// counts as standard output.
+    /// Replaces standard output and error by pipes. Output of a terminal counts as standard output.
     fn begin(output: Output, terminal: Option<OwnedFd>) -> Result<Self, Failure> {
         let (out, from_out) = pipe_with(PipeFlags::CLOEXEC).map_err(cannot)?;
         let (err, from_err) = pipe_with(PipeFlags::CLOEXEC).map_err(cannot)?;
@@ -298,14 +295,15 @@ impl Recording {
         Ok(Self { kept })
     }
 
-    /// Returns when all is kept. Nothing of the run is left that could print.
+    /// Returns when all output is stored. No process of the run is left that could print.
     fn end(self) {
         let closed = nothing().and_then(|nothing| {
             rustix::stdio::dup2_stdout(&nothing).map_err(cannot)?;
             rustix::stdio::dup2_stderr(&nothing).map_err(cannot)
         });
         if closed.is_ok() {
-            // Hung up by the thread's end; or its disk does not answer.
+            // Disconnected by the end of the thread; a time-out means that its disk does not
+            // respond.
             let _ = self.kept.recv_timeout(KEPT_WITHIN);
         }
     }
@@ -315,13 +313,13 @@ fn nothing() -> Result<OwnedFd, Failure> {
     rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(cannot)
 }
 
-/// Keeps what comes through these until all are closed. They are drained whether or
-/// not it can be kept: a full disk must not stop what runs.
+/// Stores the output of these descriptors until all are closed. They are drained even if storing
+/// fails, because a full disk must not stop the command.
 fn keep(mut open: Vec<(Stream, OwnedFd)>, mut output: Output) {
     let mut buffer = vec![0; PIPE_BYTES];
     while !open.is_empty() {
         let mut waited: Vec<PollFd<'_>> = open.iter().map(|(_, pipe)| PollFd::new(pipe, PollFlags::IN)).collect();
-        // Without a limit: at the end of this process there is nothing to wait for.
+        // Without a limit, because the end of this process ends the thread.
         let _ = poll(&mut waited, None);
         let ready: Vec<bool> = waited.iter().map(|fd| !fd.revents().is_empty()).collect();
         let mut ready = ready.into_iter();
@@ -329,7 +327,7 @@ fn keep(mut open: Vec<(Stream, OwnedFd)>, mut output: Output) {
     }
 }
 
-/// Takes what is there. False at the end, which a terminal tells by EIO (pty(7)).
+/// Stores the available output. Returns false at the end, which a terminal reports by EIO (pty(7)).
 fn take(stream: Stream, pipe: &OwnedFd, buffer: &mut [u8], output: &mut Output) -> bool {
     match rustix::io::read(pipe, &mut *buffer) {
         Ok(0) => false,

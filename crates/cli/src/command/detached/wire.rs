@@ -1,6 +1,6 @@
-//! What an attached client and its run say to each other: messages of bounded
-//! length over the run's socket. What the run prints does not go this way: it is
-//! read where it is kept, so nobody who does not read can stop it.
+//! Messages of bounded length between an attached client and its run, over the run's socket. Output
+//! is not sent this way: clients read it from files, so a client that does not read cannot stop the
+//! run.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -10,41 +10,41 @@ use serde::{Deserialize, Serialize};
 use stockade_model::{Answer, Question, RawText};
 use stockade_sys::framed;
 
-/// Bytes of input in one message at most.
+/// Most bytes of input in one message.
 pub const INPUT_BYTES: usize = 64 << 10;
-/// The longest message of a client: input in which each byte is written as six.
+/// Longest message of a client: input in which each byte is written as six.
 pub const SAID_BYTES: usize = 6 * INPUT_BYTES + 1024;
-/// The longest message of a run: a question with the longest command.
+/// Longest message of a run: a question with the longest command.
 pub const TOLD_BYTES: usize = 64 << 20;
 
-/// What a client says.
+/// Message of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Said {
-    /// For the command's standard input. Its fate is waited for before the next.
+    /// Input for the command. The client waits for its result before the next piece.
     Input(Piece),
     /// The answer to a question.
     Answer {
-        /// Which question.
+        /// Number of the question.
         number: u64,
         /// The answer.
         answer: Answer,
     },
-    /// The size of the client's terminal, which becomes that of the run's.
+    /// Size of the client's terminal, which becomes that of the run's.
     Size {
         /// Lines.
         rows: u16,
         /// Characters in a line.
         columns: u16,
-        /// Whether the command is to show all again, whatever the size was.
+        /// True if the command must redraw even if the size is unchanged.
         again: bool,
     },
 }
 
-/// What a run's standard input is.
+/// Kind of a run's standard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intake {
-    /// Nothing.
+    /// No input.
     Nothing,
     /// A pipe.
     Pipe,
@@ -52,50 +52,50 @@ pub enum Intake {
     Terminal,
 }
 
-/// Something for a standard input.
+/// Piece of input.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Piece {
-    /// These bytes.
+    /// Bytes.
     Bytes(RawText),
-    /// Keys that a person pressed, for a terminal.
+    /// Keys that a user pressed, for a terminal.
     Keys(RawText),
-    /// No more comes from here for now: what waits for its rest has it.
+    /// End of this client's input: held text is complete.
     Rest,
-    /// The input ends, for everybody.
+    /// End of the input for all clients.
     Close,
 }
 
-/// What a run tells.
+/// Message of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Told {
-    /// What became of the last input.
+    /// Result of the last input.
     Input(Fate),
-    /// A question, to be answered here.
+    /// A question for the client's user.
     Question {
-        /// Unique in the run.
+        /// Unique number in the run.
         number: u64,
         /// The question.
         question: Box<Question>,
-        /// What the spans of its findings point into.
+        /// Text that the spans of its findings refer to.
         text: RawText,
     },
-    /// A question is answered or was taken back.
+    /// The question with this number was answered or withdrawn.
     Over(u64),
 }
 
-/// What became of input.
+/// Result of a piece of input.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fate {
-    /// The command has it.
+    /// Passed to the command.
     Taken,
-    /// It is no whole command yet and waits for its rest.
+    /// An incomplete command, which waits for its rest.
     Waits,
-    /// It was refused, and nothing of it reached the command: why, for a person.
+    /// Refused completely, with the reason for the user.
     Refused(String),
-    /// It cannot be written: why.
+    /// Not written, with the reason.
     Lost(String),
 }
 
@@ -104,36 +104,36 @@ pub enum Fate {
 pub struct Line(framed::Line);
 
 impl Line {
-    /// Over this connection.
+    /// Wraps a connection.
     ///
     /// # Errors
-    /// Out of descriptors.
+    /// [`io::Error`] if no descriptors are left.
     pub fn over(stream: UnixStream) -> io::Result<Self> {
         framed::Line::over(stream).map(Self)
     }
 
-    /// The connection, to wait at.
+    /// Returns the connection, to poll it.
     pub fn stream(&self) -> &UnixStream {
         self.0.stream()
     }
 
-    /// Sends one message. A connection that does not take it is broken off.
+    /// Sends one message. A connection that does not take it is closed.
     ///
     /// # Errors
-    /// When the other side is gone or does not read.
+    /// [`io::Error`] if the other side is gone or does not read.
     pub fn send(&self, message: &impl Serialize) -> io::Result<()> {
         self.0.send(&serde_json::to_vec(message)?)
     }
 
-    /// The next message; none where the other side has gone.
+    /// Receives the next message; `None` if the other side has disconnected.
     ///
     /// # Errors
-    /// When it is longer than `limit` bytes, or no message.
+    /// [`io::Error`] if it is longer than `limit` bytes, or malformed.
     pub fn receive<T: DeserializeOwned>(&self, limit: usize) -> io::Result<Option<T>> {
         Ok(self.0.receive(limit)?.map(|message| serde_json::from_slice(&message)).transpose()?)
     }
 
-    /// Ends the connection, for whoever reads or writes it too.
+    /// Closes the connection, also for other threads that read or write it.
     pub fn hang_up(&self) {
         self.0.hang_up();
     }

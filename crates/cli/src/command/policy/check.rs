@@ -1,5 +1,5 @@
-//! `stockade policy check`, `table` and `groups`: is it a configuration, what does
-//! it decide, and what do its shortest names stand for?
+//! `stockade policy check`, `table` and `groups`: checks configurations, prints decision matrices,
+//! and lists the shipped groups of hosts.
 
 use serde_json::json;
 use stockade_policy::load::load;
@@ -15,7 +15,7 @@ use crate::render::{self, policy as text};
 /// Checks the configuration in force, or files one by one.
 ///
 /// # Errors
-/// When a place is not known. A configuration that is wrong is an answer.
+/// [`Failure`] if a location is not known. An invalid configuration is a negative result.
 pub fn check(typed: &PolicyCheckArgs) -> Ended {
     let workspace = workspace(typed.workspace.as_deref())?;
     let sources = sources(&workspace)?;
@@ -54,7 +54,7 @@ fn no(failure: Failure) -> Ended {
 /// Prints decision matrices.
 ///
 /// # Errors
-/// When the configuration cannot be used, or there is no such profile.
+/// [`Failure`] if the configuration cannot be used, or if there is no such profile.
 pub fn table(typed: &PolicyTableArgs) -> Ended {
     let settings = super::settings(&workspace(typed.workspace.as_deref())?, None)?;
     let names: Vec<&str> = settings.profiles().map(|(name, _)| name).collect();
@@ -75,7 +75,7 @@ pub fn table(typed: &PolicyTableArgs) -> Ended {
     Ok(exit::SUCCESS)
 }
 
-/// Rules decide beside the matrix.
+/// Returns the rules, which decide in addition to the matrix.
 fn rules(settings: &Settings) -> String {
     if settings.rules().next().is_none() {
         return String::new();
@@ -86,7 +86,7 @@ fn rules(settings: &Settings) -> String {
 /// Lists the shipped groups of hosts.
 ///
 /// # Errors
-/// When standard output takes no more.
+/// [`Failure`] if standard output cannot be written.
 pub fn groups(typed: &PolicyGroupsArgs) -> Ended {
     if !typed.json {
         print(&text::groups(host_groups(), crate::stdout_style()))?;

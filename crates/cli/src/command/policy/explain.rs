@@ -1,5 +1,5 @@
-//! `stockade policy explain`: what is decided, by which rule, and what every
-//! other rule said.
+//! `stockade policy explain`: the decision, the rule that made it, and the result of every other
+//! rule.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ use crate::render::{self, policy as text};
 /// Explains one decision, or every setting.
 ///
 /// # Errors
-/// When the configuration cannot be used, or what was typed is no subject.
+/// [`Failure`] if the configuration cannot be used, or if the arguments are not a subject.
 pub fn explain(typed: PolicyExplainArgs) -> Ended {
     let has_command = typed.subject.script.is_some() || !typed.subject.words.is_empty();
     if has_command {
@@ -82,19 +82,19 @@ fn command(typed: PolicyExplainArgs) -> Ended {
     Ok(exit::SUCCESS)
 }
 
-/// What is shown of one decision.
+/// Explanation of one decision.
 pub struct Explained<'a> {
-    /// What was asked, escaped.
+    /// Subject of the request, escaped.
     pub subject: String,
-    /// What was decided.
+    /// The decision.
     pub decision: &'a Decision,
-    /// What everything said.
+    /// Result of every source of the decision.
     pub voices: &'a [Said],
-    /// What every rule said.
+    /// Result of every rule.
     pub considered: &'a [Considered<'a>],
-    /// What the rules want of the run.
+    /// Requirements of the rules for the run.
     pub obligations: Option<&'a Obligations>,
-    /// The power that a yes would give.
+    /// Grant that a yes would give.
     pub grant: Option<String>,
 }
 
@@ -132,7 +132,7 @@ impl Explained<'_> {
     }
 }
 
-/// How a match is named.
+/// Returns the name of a match.
 pub fn match_name(found: Match) -> &'static str {
     match found {
         Match::No => "no",
@@ -190,7 +190,7 @@ fn acts(typed: &PolicyExplainArgs, settings: &Settings, workspace: &Path) -> End
     Ok(exit::SUCCESS)
 }
 
-/// Links resolved as far as the path exists: rules name objects (L5).
+/// Resolves links as far as the path exists, because rules name objects (L5).
 fn real(path: &Path) -> PathBuf {
     crate::places::canonical_prefix(path)
 }

@@ -1,5 +1,5 @@
-//! `stockade policy import`: the rules of another tool as a configuration, and
-//! beside it, line by line, what could not be carried.
+//! `stockade policy import`: converts the rules of another tool to a configuration, and lists, line
+//! by line, the entries that cannot be converted.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
@@ -16,10 +16,10 @@ use crate::places;
 use crate::policy_args::{PolicyImportArgs, ToolArg};
 use crate::render::counted;
 
-/// Imports.
+/// Imports rules.
 ///
 /// # Errors
-/// When a file cannot be read or is not of its format: then nothing is written.
+/// [`Failure`] if a file cannot be read or has another format: then nothing is written.
 pub fn import(typed: &PolicyImportArgs) -> Ended {
     let tool = match typed.from {
         ToolArg::Codex => Tool::Codex,
@@ -38,8 +38,8 @@ pub fn import(typed: &PolicyImportArgs) -> Ended {
     Ok(if is_whole { exit::SUCCESS } else { exit::NEGATIVE })
 }
 
-/// The notes, and how many entries came to what. What refused and is lost is
-/// counted apart from what allowed and is left out: only the former is a danger.
+/// Returns the notes, and the number of entries by result. Lost refusals are counted apart from
+/// omitted permissions, because only a lost refusal is a danger.
 fn summary(imported: &Imported) -> String {
     let mut said: String = imported.notes.iter().map(|note| format!("{note}\n")).collect();
     said += &format!("{}, {}\n", counted(imported.rules.len(), "rule"), counted(imported.notes.len(), "note"));
@@ -68,7 +68,7 @@ fn write_new(path: &Path, text: &str) -> Result<(), Failure> {
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(wrong)
 }
 
-/// What to do where a file cannot be made.
+/// Returns a hint for a file that cannot be created.
 fn advice(kind: ErrorKind) -> Option<&'static str> {
     match kind {
         ErrorKind::AlreadyExists => Some("name a file that does not exist yet, or remove this one"),
@@ -82,8 +82,8 @@ fn advice(kind: ErrorKind) -> Option<&'static str> {
     }
 }
 
-/// A file as it was typed: its path, or `SCOPE=PATH` where the path does not show
-/// where the tool reads it.
+/// Reads a file of the command line: its path, or `SCOPE=PATH` if the path does not show where the
+/// tool reads it.
 fn source(tool: Tool, typed: &Path) -> Result<Source, Failure> {
     let named = typed.to_str().and_then(|text| {
         let (name, path) = text.split_once('=')?;

@@ -1,7 +1,8 @@
-//! A yes that holds always, as rules in the person's own file: shown whole before
-//! it is agreed to, written once the run is over. Never for what runs others.
+//! Turns answers with the scope `always` into rules in the user's own file. The rules are shown
+//! completely before the user agrees, and are written at the end of the run. A command that runs
+//! other commands gets no rule.
 //!
-//! It must not know how a person is asked.
+//! This module must not know how a user is asked.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +15,7 @@ use stockade_policy::{DraftRule, ProvenanceSection, Settings, resolve_profile};
 use super::write::{self, secrets, targets};
 use crate::failure::Failure;
 
-/// The rules that one run's answers may become.
+/// Rules that the answers of one run may become.
 #[derive(Debug)]
 pub struct Lasting {
     sources: Sources,
@@ -24,18 +25,17 @@ pub struct Lasting {
 }
 
 impl Lasting {
-    /// For the questions of one request.
+    /// Creates the collection for the questions of one request.
     pub fn new(sources: Sources, settings: Arc<Settings>, request: Request) -> Self {
         Self { sources, settings, request, chosen: Mutex::default() }
     }
 
-    /// The file they would stand in.
+    /// Returns the file for the rules.
     pub fn file(&self) -> &Path {
         &self.sources.user_file
     }
 
-    /// The smallest rules for a yes to this question; empty where there may be
-    /// none.
+    /// Returns the smallest rules for a yes to this question; empty if none is allowed.
     pub fn drafts(&self, kind: &QuestionKind) -> Vec<DraftRule> {
         let grants: &[Grant] = match kind {
             QuestionKind::Unsandboxed => return Vec::new(),
@@ -63,7 +63,7 @@ impl Lasting {
         }
     }
 
-    /// Notes that these were shown and agreed to.
+    /// Records that these rules were shown and accepted.
     pub fn choose(&self, drafts: Vec<DraftRule>) {
         self.chosen().extend(drafts);
     }
@@ -72,11 +72,11 @@ impl Lasting {
         self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes what was agreed to: the file, where it changed. Only what the
-    /// engine has on record as answered counts.
+    /// Writes the accepted rules, and returns the file if it changed. Only answers in the engine's
+    /// outcome count.
     ///
     /// # Errors
-    /// When the file cannot be written, or would not hold together.
+    /// [`Failure`] if the file cannot be written, or would be invalid.
     pub fn write(&self, outcome: &stockade_model::Outcome) -> Result<Option<PathBuf>, Failure> {
         let agreed = outcome.approvals.iter().any(|given| given.answer == "approved" && given.by == "terminal");
         let drafts = std::mem::take(&mut *self.chosen());
@@ -137,7 +137,7 @@ mod tests {
         let rule = ["hosts = [\"ghe.example.com:443\"]", &format!("grants = [\"{secret}\"]")];
         check(&["python3", "x"], &[secret], &rule);
         check(&["python3", "x"], &["secret github to ghe.example.com"], &[]);
-        // Never for what runs others, nor over what is guarded.
+        // No rule for a command that runs other commands, nor for a protected path.
         check(&["python3", "x"], &["write /srv/x"], &[]);
         check(&["npm", "test"], &["read /home/u/.ssh"], &[]);
         assert!(lasting(&["npm", "test"]).drafts(&QuestionKind::Unsandboxed).is_empty());

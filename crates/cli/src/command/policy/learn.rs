@@ -1,5 +1,5 @@
-//! `stockade policy suggest`: from what a session was given and refused to the
-//! smallest profile that would have let it pass. Shown, never written.
+//! `stockade policy suggest`: the smallest profile that would have allowed the grants and refusals
+//! of a session. It is shown, never written.
 
 use std::path::{Path, PathBuf};
 
@@ -14,14 +14,14 @@ use crate::policy_args::PolicySuggestArgs;
 use crate::render::policy as text;
 use crate::{exit, meaning, places};
 
-/// Most entries of a directory that are looked at, and shown.
+/// Most entries of a directory that are examined, and shown.
 const MAX_LOOKED_AT: usize = 10_000;
 const MAX_SHOWN: usize = 20;
 
-/// Suggests.
+/// Suggests a profile.
 ///
 /// # Errors
-/// When the record or the configuration cannot be used.
+/// [`Failure`] if the audit log or the configuration cannot be used.
 pub fn suggest(typed: &PolicySuggestArgs) -> Ended {
     let dir = places::state_path(&variable)?.join("audit");
     let filter = Filter {
@@ -71,7 +71,7 @@ pub fn suggest(typed: &PolicySuggestArgs) -> Ended {
         return Ok(exit::SUCCESS);
     }
     let shown = suggestion.to_toml(&typed.name, &typed.base, &learned);
-    // What is suggested must be a configuration.
+    // The suggestion must be a valid configuration.
     stockade_policy::load::load_with(
         &super::sources(&workspace)?,
         vec![stockade_policy::LayerText {
@@ -85,14 +85,14 @@ pub fn suggest(typed: &PolicySuggestArgs) -> Ended {
     Ok(exit::SUCCESS)
 }
 
-/// Where people's files lie, as far as it exists here: what a traced run did not
-/// read of it, the suggested profile hides.
+/// Returns the existing directories of user files. The suggested profile hides their parts that a
+/// traced run did not read.
 fn hideable() -> Vec<PathBuf> {
     let exists = |path: &PathBuf| path.symlink_metadata().is_ok_and(|meta| meta.is_dir());
     ["/home", "/root", "/srv", "/mnt", "/media"].map(PathBuf::from).into_iter().filter(exists).collect()
 }
 
-/// What lies in a directory besides the files it stands for.
+/// Files in a directory besides the files that it replaces.
 struct Newly {
     names: Vec<String>,
     more: usize,
@@ -122,7 +122,7 @@ fn walk(directory: &Path, made: &Generalisation, newly: &mut Newly, left: &mut u
         if made.from.iter().any(|from| path.starts_with(from)) {
             continue;
         }
-        // A link is one name here: what it leads to is not beneath.
+        // A link counts as one name: its target is not beneath the directory.
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             walk(&path, made, newly, left);
         } else if newly.names.len() < MAX_SHOWN {

@@ -1,5 +1,5 @@
-//! `stockade policy`: check, explain, test, lay out, replay, import, suggest and
-//! amend what decides. Nothing here runs a command.
+//! `stockade policy`: checks, explains, tests, formats, replays, imports, suggests and amends
+//! policy. Runs no command.
 
 mod check;
 pub mod explain;
@@ -21,13 +21,13 @@ use crate::failure::{Failure, quoted};
 use crate::places;
 use crate::policy_args::{LayerArg, PolicyCommand};
 
-/// Largest file that is read, in bytes: more than any configuration.
+/// Largest file that is read, in bytes: larger than any configuration.
 const FILE_LIMIT_BYTES: u64 = 4 << 20;
 
-/// Dispatches.
+/// Dispatches to the subcommand.
 ///
 /// # Errors
-/// When a file cannot be read, or the configuration cannot be used.
+/// [`Failure`] if a file cannot be read, or if the configuration cannot be used.
 pub fn policy(typed: PolicyCommand) -> Ended {
     match typed {
         PolicyCommand::Check(typed) => check::check(&typed),
@@ -53,7 +53,7 @@ fn layer(layer: LayerArg) -> Layer {
     }
 }
 
-/// The workspace that was named, or the current directory.
+/// Returns the named workspace, or the current directory.
 fn workspace(typed: Option<&Path>) -> Result<PathBuf, Failure> {
     match typed {
         None => places::current_directory(),
@@ -65,8 +65,7 @@ fn sources(workspace: &Path) -> Result<Sources, Failure> {
     places::sources(Some(workspace), &variable)
 }
 
-/// The configuration in force, with a file in the place of the person's own
-/// where one is named.
+/// Loads the configuration in force. The file `instead` replaces the user's own, if it is named.
 fn settings(workspace: &Path, instead: Option<&Path>) -> Result<Settings, Failure> {
     let sources = sources(workspace)?;
     Ok(match instead {
@@ -79,7 +78,7 @@ fn layer_text(layer: Layer, path: &Path) -> Result<LayerText, Failure> {
     Ok(LayerText { layer, path: path.to_owned(), source: read(path)? })
 }
 
-/// A whole text file; `-` is standard input.
+/// Reads a whole text file; `-` is standard input.
 fn read(path: &Path) -> Result<String, Failure> {
     let wrong = |e: std::io::Error| Failure::new(format!("cannot read {}: {e}", quoted(path)));
     let mut bytes = Vec::new();
@@ -95,13 +94,13 @@ fn read(path: &Path) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|_| Failure::new(format!("{} is not UTF-8", quoted(path))))
 }
 
-/// What is known around a request that a person asks about here and now.
+/// Returns the circumstances of a request that a user makes now.
 fn around(tool: Option<&str>) -> Circumstances {
     Circumstances { user: user_name(), tool: tool.map(str::to_owned), time_ms: Some(now_ms()), keeps_changes: None }
 }
 
-/// The user's name, from `/etc/passwd` and not from the environment, which
-/// anybody sets (passwd(5)).
+/// Returns the user's name from `/etc/passwd` (passwd(5)), not from the environment, which any
+/// program can set.
 fn user_name() -> Option<String> {
     let uid = rustix::process::getuid().as_raw().to_string();
     let passwd = std::fs::read_to_string("/etc/passwd").ok()?;

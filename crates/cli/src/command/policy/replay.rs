@@ -1,5 +1,5 @@
-//! `stockade policy replay`: the requests of the record, decided again by the
-//! configuration in force or by a changed one. Nothing runs.
+//! `stockade policy replay`: decides the requests of the audit log again, with the configuration in
+//! force or a changed one. Runs no command.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,14 +16,13 @@ use crate::policy_args::PolicyReplayArgs;
 use crate::render::{self, counted, policy as text};
 use crate::{exit, meaning, places};
 
-/// Most requests that are open at once: one that was asked for and is not yet
-/// decided.
+/// Most open requests, which were made and not decided yet.
 const MAX_OPEN: usize = 100_000;
 
-/// Decides again.
+/// Decides the requests again.
 ///
 /// # Errors
-/// When the record or the configuration cannot be used.
+/// [`Failure`] if the audit log or the configuration cannot be used.
 pub fn replay(typed: &PolicyReplayArgs) -> Ended {
     let dir = places::state_path(&variable)?.join("audit");
     let filter = Filter {
@@ -67,7 +66,7 @@ struct Counts {
 
 struct Replay<'a> {
     typed: &'a PolicyReplayArgs,
-    /// Each workspace has its project's file.
+    /// Settings by workspace, because each has its project's file.
     by_workspace: BTreeMap<PathBuf, Settings>,
     open: BTreeMap<RequestId, (Request, Option<Assessment>)>,
     counts: Counts,
@@ -110,7 +109,7 @@ impl Replay<'_> {
             self.by_workspace.insert(workspace.clone(), settings);
         }
         let Some(settings) = self.by_workspace.get(&workspace) else { return Ok(String::new()) };
-        // Who ran it is not on the record; it was this person's own.
+        // The audit log does not contain the user of a run; it is this user's own log.
         let around =
             Circumstances { user: super::user_name(), tool: None, time_ms: Some(time_ms), keeps_changes: None };
         let after = rule_in(settings, request, assessment, true, &around).decision;

@@ -1,5 +1,5 @@
-//! `stockade policy test`: files of examples against the configuration in force,
-//! and which rules they reach.
+//! `stockade policy test`: checks files of examples against the configuration in force, and reports
+//! the rules that they reach.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::render::policy as text;
 /// Runs the examples.
 ///
 /// # Errors
-/// When the configuration or a file of examples cannot be used.
+/// [`Failure`](crate::failure::Failure) if the configuration or a file of examples cannot be used.
 pub fn test(typed: &PolicyTestArgs) -> Ended {
     let workspace = workspace(typed.workspace.as_deref())?;
     let settings = settings(&workspace, typed.policy.as_deref())?;

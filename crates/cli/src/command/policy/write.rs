@@ -1,6 +1,5 @@
-//! `stockade policy amend` and `fmt`: the only subcommands that change a
-//! configuration, and only where the person says so. A new text takes the place
-//! of the old one at once or not at all, after it was found sound.
+//! `stockade policy amend` and `fmt`: the only subcommands that change a configuration, and only on
+//! the user's request. A new text replaces the old one atomically, after it was validated.
 
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -20,10 +19,10 @@ use crate::meaning::{self, Meant};
 use crate::policy_args::{PolicyAmendArgs, PolicyFmtArgs};
 use crate::{exit, places};
 
-/// Lays files out.
+/// Formats files.
 ///
 /// # Errors
-/// When a file is no configuration or cannot be written.
+/// [`Failure`] if a file is not a configuration or cannot be written.
 pub fn format(typed: &PolicyFmtArgs) -> Ended {
     let files = if typed.files.is_empty() { vec![own_file()?] } else { typed.files.clone() };
     if typed.files.is_empty() && files.iter().all(|file| !file.exists()) {
@@ -48,9 +47,8 @@ pub fn format(typed: &PolicyFmtArgs) -> Ended {
     Ok(if changed && typed.check { exit::NEGATIVE } else { exit::SUCCESS })
 }
 
-/// How an answer that holds always would be made a rule, where it may be one, and
-/// for what that rule would hold: the answer itself is bound to this very
-/// program, workspace and profile.
+/// Returns the command that turns an `always` answer into a rule, if one is allowed, and the scope
+/// of that rule. The answer itself is bound to this program, workspace and profile.
 pub fn rule_hint(
     command: &Command,
     workspace: &Path,
@@ -69,7 +67,7 @@ pub fn rule_hint(
         return Some(("every command", format!("{}{hosts}", amend_line(effect))));
     }
     if let Some(wanted) = secrets(&lasting.grants) {
-        // A no to a secret is none to its host.
+        // A denial of a secret is not a denial of its host.
         let targets = wanted.iter().map(|wanted| wanted.targets().target()).collect::<Option<Vec<_>>>();
         let hosts: String =
             targets.filter(|_| effect == Verdict::Allow)?.iter().map(|t| format!(" --host {t}")).collect();
@@ -79,7 +77,7 @@ pub fn rule_hint(
     let last = outcome.attempts.last();
     let grants = last.filter(|_| effect == Verdict::Allow).map_or(&[][..], |attempt| &attempt.grants);
     let name = last.map_or(settings.profile.value.as_str(), |attempt| attempt.profile.as_str());
-    // As `amend` itself does, which refuses what is protected in the workspace.
+    // As `amend` does, which refuses protected paths in the workspace.
     let profile = resolve_profile(settings, name, workspace, &[])
         .or_else(|_| resolve_profile(settings, "read-only", workspace, &[]));
     let provenance = ProvenanceSection { by: "terminal".to_owned(), at: None, request: None };
@@ -112,13 +110,13 @@ fn amend_line(effect: Verdict) -> &'static str {
     }
 }
 
-/// The hosts and ports of an answer that is about these alone.
+/// Returns the hosts and ports of an answer that covers nothing else.
 pub fn targets(grants: &[Grant]) -> Option<Vec<Target>> {
     let target = |grant: &Grant| grant.targets().and_then(TargetPattern::target);
     grants.iter().map(target).collect::<Option<Vec<_>>>().filter(|targets| !targets.is_empty())
 }
 
-/// What an answer that is about secrets alone is about.
+/// Returns the secrets of an answer that covers nothing else.
 pub fn secrets(grants: &[Grant]) -> Option<Vec<SecretUse>> {
     let secret = |grant: &Grant| grant.secret().cloned();
     grants.iter().map(secret).collect::<Option<Vec<_>>>().filter(|secrets| !secrets.is_empty())
@@ -128,11 +126,10 @@ fn own_file() -> Result<PathBuf, Failure> {
     Ok(places::sources(None, &variable)?.user_file)
 }
 
-/// Shows the smallest rule for a command or for hosts, and writes it where that
-/// is asked for.
+/// Shows the smallest rule for a command or for hosts, and writes it on request.
 ///
 /// # Errors
-/// When no rule may be written for it, or the file cannot be.
+/// [`Failure`] if no rule is allowed, or if the file cannot be written.
 pub fn amend(typed: PolicyAmendArgs) -> Ended {
     let by = super::user_name().unwrap_or_else(|| "a person".to_owned());
     let provenance = ProvenanceSection { by, at: Some(crate::render::audit::utc(now_ms())), request: None };
@@ -145,7 +142,7 @@ pub fn amend(typed: PolicyAmendArgs) -> Ended {
     put(&sources, file, &drafts, write)
 }
 
-/// The rule for hosts, and for the secrets that may be taken to them.
+/// Returns the rule for hosts, and for the secrets that may be sent to them.
 fn draft_for_hosts(typed: &PolicyAmendArgs, provenance: &ProvenanceSection) -> Result<DraftRule, Failure> {
     let target = |text: &String| {
         text.parse::<Target>().map_err(|e| Failure::new(e).hint("name one host and port: --host pypi.org:443"))
@@ -165,7 +162,7 @@ fn draft_for_hosts(typed: &PolicyAmendArgs, provenance: &ProvenanceSection) -> R
     Ok(draft)
 }
 
-/// The rules for a command, and the workspace it was named in.
+/// Returns the rules for a command, and its workspace.
 fn drafts_for_command(
     typed: PolicyAmendArgs,
     provenance: &ProvenanceSection,
@@ -189,11 +186,11 @@ fn drafts_for_command(
     Ok((rules_for(&meant.command, typed.effect, &grants, &profile, provenance)?, meant.workspace))
 }
 
-/// Shows rules as they would stand in a file, and puts them there.
+/// Shows rules as they would appear in a file, and writes them with `write`.
 fn put(sources: &Sources, file: Option<PathBuf>, drafts: &[DraftRule], write: bool) -> Ended {
     let layer = if file.is_none() { Layer::User } else { Layer::System };
     let path = file.unwrap_or_else(|| sources.user_file.clone());
-    // Shown before it is written, and sound before it is shown.
+    // Validated before it is shown, and shown before it is written.
     let Some((before, after)) = with_rules(sources, layer, &path, drafts)? else {
         remark(&format!("{} holds it already\n", quoted(&path)));
         return Ok(exit::SUCCESS);
@@ -209,11 +206,11 @@ fn put(sources: &Sources, file: Option<PathBuf>, drafts: &[DraftRule], write: bo
     Ok(exit::SUCCESS)
 }
 
-/// Puts rules that were shown into the person's own file: the file, where it did
-/// not hold them already.
+/// Adds rules that were shown to the user's own file. Returns the file, if it did not contain them
+/// already.
 ///
 /// # Errors
-/// When the file cannot be written, or would not hold together.
+/// [`Failure`] if the file cannot be written, or would be invalid.
 pub fn add(sources: &Sources, drafts: &[DraftRule]) -> Result<Option<PathBuf>, Failure> {
     let path = &sources.user_file;
     let Some((before, after)) = with_rules(sources, Layer::User, path, drafts)? else { return Ok(None) };
@@ -221,8 +218,8 @@ pub fn add(sources: &Sources, drafts: &[DraftRule]) -> Result<Option<PathBuf>, F
     Ok(Some(path.clone()))
 }
 
-/// A file's text and the text with rules added, found sound among all layers;
-/// nothing where it holds them already.
+/// Returns a file's text and the text with the rules added, validated together with all layers.
+/// Returns `None` if the file contains the rules already.
 fn with_rules(
     sources: &Sources,
     layer: Layer,
@@ -242,8 +239,8 @@ fn with_rules(
     Ok(Some((before, after)))
 }
 
-/// Puts a new text in the place of a file, where it still holds the old one.
-/// A link is followed: people link their configuration.
+/// Replaces a file's text, if it still is the old one. Follows a link, because users link their
+/// configuration.
 fn replace(path: &Path, before: &str, after: &str) -> Result<(), Failure> {
     let wrong = |e: std::io::Error| Failure::new(format!("cannot write {}: {e}", quoted(path)));
     let real = if path.exists() { path.canonicalize().map_err(wrong)? } else { path.to_owned() };
@@ -300,7 +297,7 @@ mod tests {
             not_passed: Vec::new(),
             reads: Vec::new(),
         };
-        // As the outcome's JSON has it: what it may hold besides does not matter.
+        // From the outcome's JSON, because its other fields do not matter.
         let approval: Approval = serde_json::from_value(serde_json::json!({
             "question": "run", "answer": answer, "scope": scope, "by": "terminal", "waited_ms": 1,
             "grants": about,
@@ -338,12 +335,12 @@ mod tests {
         let expected = format!("{amend} --grant 'connect pypi.org:443' -c 'pip install x'");
         always(Command::Script("pip install x".into()), "approved", grant, Some(expected));
         always(argv(&["python3", "x"]), "denied", grant, Some(format!("{amend} --effect deny -- python3 x")));
-        // Not for what runs others, and not where something guarded came with it.
+        // Not for a command that runs other commands, and not with a protected path.
         always(argv(&["python3", "x"]), "approved", &[], None);
         always(argv(&["npm", "test"]), "approved", &["read /home/u/.ssh"], None);
         always(argv(&["git", "add", "-A"]), "approved", &["write /w/.git"], None);
         check(argv(&["npm", "test"]), "approved", Scope::Once, &[], &[], None);
-        // A host is one for every command, whatever ran.
+        // A rule for a host applies to every command.
         let host = |answer, about: &[&str], expected: Option<&str>| {
             check(argv(&["python3", "x"]), answer, Scope::Always, &[], about, expected);
         };

@@ -1,4 +1,4 @@
-//! The kinds of sandboxes that container engines make.
+//! The kinds of sandboxes of container engines.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -11,12 +11,12 @@ use crate::failure::Failure;
 use crate::progress::Progress;
 use crate::render::{counted, network::size};
 
-/// Those that there may be, in the order in which they are preferred. Nothing is asked of
-/// an engine before one of its sandboxes is meant. `root` is where the sandboxes are: the
-/// same engine may serve other lists of them.
+/// Returns the available kinds, in order of preference. No engine is contacted before one of its
+/// sandboxes is used. `root` is the directory of the sandboxes: the same engine may serve several
+/// such directories.
 ///
 /// # Errors
-/// When this program cannot find itself: it is what runs in the containers.
+/// [`Failure`] if this program cannot find its own file, which also runs in the containers.
 pub fn all(root: &Path) -> Result<[ContainerSandboxes; 2], Failure> {
     let cannot = |what: &str, why: std::io::Error| Failure::new(format!("cannot {what}: {why}"));
     let launcher = std::env::current_exe().map_err(|why| cannot("find this program", why))?;
@@ -34,7 +34,7 @@ pub fn all(root: &Path) -> Result<[ContainerSandboxes; 2], Failure> {
     Ok([of(Kind::Docker), of(Kind::Podman)])
 }
 
-/// Shows on the terminal how far an image is that has to come first.
+/// Shows on the terminal the progress of pulling an image.
 fn shown() -> TellPull {
     let progress = Mutex::new(Progress::new());
     Arc::new(move |image, pulled| {
@@ -47,7 +47,7 @@ fn shown() -> TellPull {
 }
 
 fn line(image: &ImageDigest, pulled: Pulled) -> String {
-    // Its digest alone would fill the line.
+    // The digest would fill the line.
     let name: String = image.name().unwrap_or_default().chars().take(40).collect();
     let mut line = format!("getting {name}");
     if pulled.layers > 0 {

@@ -1,5 +1,5 @@
-//! Files into a sandbox and out of it, without any of its processes. What a copy leaves
-//! out is decided in `copy_rules`.
+//! Copies files into a sandbox and out of it, without any of its processes. `copy_rules` decides
+//! which files a copy leaves out.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal};
@@ -27,7 +27,7 @@ use crate::render::sandbox as text;
 /// Most files of one copy.
 pub const ENTRIES_MAX: u64 = 2_000_000;
 
-/// One end of a copy.
+/// Source or destination of a copy.
 enum End {
     /// A tar archive on a standard stream.
     Stream,
@@ -37,11 +37,11 @@ enum End {
     Sandbox { id: SandboxId, which: Which, path: TreePath },
 }
 
-/// Copies a file or a directory, and says what the rules left out.
+/// Copies a file or a directory, and reports the files that the rules left out.
 ///
 /// # Errors
-/// When it is not there, something is in the way, a rule refuses it as a whole, or there is
-/// more than may be.
+/// [`Failure`] if the source does not exist, if the destination exists, if a rule refuses the whole
+/// copy, or if a limit is exceeded.
 pub fn copy(from: &OsStr, to: &OsStr, replace: bool, grants: &[OsString]) -> Ended {
     match (end(from)?, end(to)?) {
         (End::Sandbox { id, which, path }, to @ (End::Host(_) | End::Stream)) => {
@@ -76,7 +76,7 @@ fn end(typed: &OsStr) -> Result<End, Failure> {
     Ok(End::Sandbox { id: id.parse()?, which, path: TreePath::new(rest.as_bytes())? })
 }
 
-/// Copies from or to a tree of a sandbox that is not destroyed meanwhile.
+/// Copies from or to a tree of a sandbox. The sandbox cannot be destroyed meanwhile.
 fn with(
     id: &SandboxId,
     which: Which,
@@ -118,7 +118,7 @@ struct Copying<'c> {
 }
 
 impl Copying<'_> {
-    /// The tree of the sandbox once more, to look at.
+    /// Opens the tree of the sandbox again, for reading.
     fn tree_again(&self) -> Result<Tree, Failure> {
         Ok(files(self.used, self.which, |_| unguarded())?)
     }
@@ -131,8 +131,7 @@ impl Copying<'_> {
             return Ok(Downloaded::default());
         };
         let cannot = |e: io::Error| Failure::new(format!("cannot read {}: {e}", quoted(&typed)));
-        // The person named it, so that links on the way are followed; it is not looked up
-        // a second time.
+        // Links are followed, because the user named this path. It is not resolved a second time.
         let from = typed.canonicalize().map_err(cannot)?;
         self.rules.demand_readable(&from)?;
         let path = named(tree, path, &typed);
@@ -170,10 +169,10 @@ impl Copying<'_> {
         self.tree_again()?.withholding(rules).download(path, &mut stdout, self.bounds).map_err(refused)
     }
 
-    /// No link is followed on the way there, nor at its end: it may be older than the
-    /// person's knowledge of the directory.
+    /// Copies to the host. No link is followed in the destination or in its parent directories,
+    /// because a command may have created it without the user's knowledge.
     fn out_to(&self, path: &TreePath, to: &Path, replace: bool) -> Result<Downloaded, Failure> {
-        // Without a last slash, which would follow a link.
+        // Without a trailing slash, which would follow a link.
         let to: PathBuf = to.components().collect();
         let is_directory = to.symlink_metadata().is_ok_and(|found| found.is_dir());
         let name = path.split().map(|(_, name)| name.to_owned());
@@ -201,13 +200,13 @@ impl Copying<'_> {
     }
 }
 
-/// Something has the name already, and was not to be replaced.
+/// Error for an existing name that must not be replaced.
 fn is_there(path: TreePath) -> Failure {
     let what = FilesError::Exists(path);
     Failure { hint: Some("remove it first; `--replace` replaces a file, never a directory".to_owned()), ..what.into() }
 }
 
-/// Names the remedy where a rule refuses all of a copy.
+/// Adds a hint if a rule refuses the whole copy.
 fn refused(error: FilesError) -> Failure {
     let is_rule = matches!(error, FilesError::Guarded { .. } | FilesError::Withheld { .. });
     if matches!(&error, FilesError::Guarded { why, .. } if why == OWN_FILES) {
@@ -217,7 +216,7 @@ fn refused(error: FilesError) -> Failure {
     Failure::from(error).or_hint(hint)
 }
 
-/// Into a directory goes a file of the same name.
+/// Returns the destination: for a directory, the file of the same name in it.
 fn named(tree: &Tree, path: &TreePath, from: &Path) -> TreePath {
     let is_directory = tree.stat(path).is_ok_and(|entry| entry.kind == Kind::Directory);
     match from.file_name().filter(|_| is_directory) {
@@ -226,19 +225,19 @@ fn named(tree: &Tree, path: &TreePath, from: &Path) -> TreePath {
     }
 }
 
-/// Holds a directory of the host.
+/// Opens a directory of the host.
 ///
 /// # Errors
-/// When it is none.
+/// [`Failure`] if it is not a directory.
 pub fn host_directory(path: &Path) -> Result<OwnedFd, Failure> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty()).map_err(|e| Failure::new(format!("cannot use {}: {e}", quoted(path))))
 }
 
-/// Holds a directory of the host, and follows no link on the way there.
+/// Opens a directory of the host, without following any link in its path.
 ///
 /// # Errors
-/// When it is none, or a link leads there.
+/// [`Failure`] if it is not a directory, or if its path contains a link.
 pub fn plain_directory(path: &Path) -> Result<OwnedFd, Failure> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -249,7 +248,7 @@ pub fn plain_directory(path: &Path) -> Result<OwnedFd, Failure> {
     })
 }
 
-/// The path of a directory that is held, without links.
+/// Returns the path of an open directory, without links.
 fn path_of(held: &OwnedFd) -> Result<PathBuf, Failure> {
     let link = DescriptorPath::new(held.as_fd());
     let path = readlinkat(CWD, link.as_c_str(), Vec::new())

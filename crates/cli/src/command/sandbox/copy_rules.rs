@@ -1,6 +1,6 @@
-//! Which files a copy between the host and a sandbox leaves out: on their way to the host
-//! those with a protected name, because the host runs or obeys them; on their way into a
-//! sandbox those that are hidden from runs.
+//! Rules for the files that a copy between the host and a sandbox leaves out. To the host these are
+//! files with a protected name, because the host runs or obeys them. Into a sandbox these are files
+//! that are hidden from runs.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -18,23 +18,23 @@ use super::super::{setting, variable};
 use crate::failure::Failure;
 use crate::{meaning, places};
 
-/// Why nothing is copied to where Stockade's own files are.
+/// Reason for refusing a copy to the directories of Stockade's own files.
 pub const OWN_FILES: &str = "Stockade's own files are never written by a copy";
 
-/// The rules of one copy.
+/// Rules of one copy.
 pub struct CopyRules {
     protected: Arc<ProtectedNames>,
-    /// Where Stockade's own files are.
+    /// Settings with the locations of Stockade's own files.
     own: Arc<Settings>,
     hidden: HiddenFiles,
     readable: Vec<PathBuf>,
 }
 
 impl CopyRules {
-    /// Those of the sandbox's profile, and of what the person granted for this copy.
+    /// Creates the rules of the sandbox's profile and of the user's grants for this copy.
     ///
     /// # Errors
-    /// Where a grant cannot be understood or means nothing for a copy, or the configuration
+    /// [`Failure`] if a grant cannot be parsed or does not apply to a copy, or if the configuration
     /// cannot be used.
     pub fn new(spec: &SandboxSpec, grants: &[OsString]) -> Result<Self, Failure> {
         let cwd = places::current_directory()?;
@@ -64,8 +64,8 @@ impl CopyRules {
         })
     }
 
-    /// The rules for changes in a directory of the host. `coming` is the tree that is copied
-    /// there, with its path in that directory.
+    /// Returns the rules for changes in a directory of the host. `coming` is the tree that is
+    /// copied there, with its path in that directory.
     pub fn guard(&self, directory: &Path, coming: Option<(Tree, TreePath)>) -> Guard {
         let (protected, own) = (Arc::clone(&self.protected), Arc::clone(&self.own));
         let directory = directory.to_owned();
@@ -84,8 +84,8 @@ impl CopyRules {
         })
     }
 
-    /// The rules for an archive of a tree of the sandbox, by the paths inside. `tree` is that
-    /// tree once more.
+    /// Returns the rules for an archive of a tree of the sandbox, by the paths inside. `tree` is a
+    /// second handle of that tree.
     pub fn withhold(&self, which: Which, tree: Tree) -> Withhold {
         let inside = match which {
             Which::Workspace => INSIDE_WORKSPACE,
@@ -100,7 +100,7 @@ impl CopyRules {
         })
     }
 
-    /// Says why a file or directory of the host, which is without links, is not copied.
+    /// Checks that a file or directory of the host may be copied. `path` must be without links.
     pub fn demand_readable(&self, path: &Path) -> Result<(), Failure> {
         if self.readable.iter().any(|granted| path.starts_with(granted)) || !self.hidden.holds(path) {
             return Ok(());
@@ -109,13 +109,14 @@ impl CopyRules {
         Err(Failure::new(what).hint("if it is meant to go into the sandbox: --grant 'read PATH'"))
     }
 
-    /// The rules for what is copied of a directory of the host, which is without links.
+    /// Returns the rules for the content of a directory of the host. Its path must be without
+    /// links.
     pub fn withhold_hidden(&self, directory: &Path) -> Withhold {
         self.hidden.clone().withhold_from(directory.to_owned())
     }
 }
 
-/// A guard that refuses nothing, for a copy that no program of the host obeys.
+/// Returns a guard that refuses nothing, for a copy that no program of the host obeys.
 pub fn unguarded() -> Guard {
     Arc::new(|_, _, _| None)
 }

@@ -1,4 +1,4 @@
-//! What a command did to a clone: told by git inside, into a file outside.
+//! The changes of a command in a clone: written by git inside, to a file outside.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -13,10 +13,10 @@ use stockade_model::{RawText, Revision, SandboxId};
 use super::exec;
 use crate::failure::{Failure, quoted};
 
-/// The longest name of a commit, in bytes, with a line feed.
+/// Longest name of a commit with a line feed, in bytes.
 const NAME_BYTES: u64 = 65;
 
-/// A file that gets the difference, and what it is told from.
+/// File for the difference, and the base commit.
 pub struct Difference {
     path: PathBuf,
     file: File,
@@ -24,10 +24,10 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// From what is checked out now. The file is there from here on.
+    /// Takes the current commit as the base, and creates the file.
     ///
     /// # Errors
-    /// When it cannot be made, or git does not tell.
+    /// [`Failure`] if the file cannot be created, or if git fails.
     pub fn begin(lifecycle: &Lifecycle, id: &SandboxId, path: &Path) -> Result<Self, Failure> {
         let cannot = |what: &str, why: &dyn std::fmt::Display| Failure::new(format!("cannot {what}: {why}"));
         let file = File::create(path).map_err(|e| cannot(&format!("write {}", quoted(path)), &e))?;
@@ -40,10 +40,10 @@ impl Difference {
         Ok(Self { path: path.to_owned(), file, base })
     }
 
-    /// Tells the difference, whatever was committed meanwhile.
+    /// Writes the difference to the base, whatever was committed meanwhile.
     ///
     /// # Errors
-    /// When git does not.
+    /// [`Failure`] if git fails.
     pub fn tell(&self, lifecycle: &Lifecycle, id: &SandboxId) -> Result<(), Failure> {
         telling(self.file.as_fd(), lifecycle, id, diff(&self.base)).map_err(|failure| {
             Failure::new(format!("the difference is not in {}: {failure}", quoted(&self.path))).or_hint(failure.hint)
@@ -51,7 +51,7 @@ impl Difference {
     }
 }
 
-/// Runs git inside, with this in the place of standard output meanwhile.
+/// Runs git inside, with this descriptor as standard output meanwhile.
 fn telling<const N: usize>(
     to: impl AsFd,
     lifecycle: &Lifecycle,

@@ -1,5 +1,5 @@
-//! One command in a sandbox that lasts: a run like any other, with the sandbox's
-//! backend in the place of one of its own.
+//! One command in a persistent sandbox: an ordinary run, with the sandbox's backend in place of a
+//! new sandbox.
 
 use std::sync::Arc;
 
@@ -26,13 +26,13 @@ use crate::{exit, meaning, notify};
 /// Runs one command.
 ///
 /// # Errors
-/// When Stockade could not do its part.
+/// [`Failure`] if Stockade itself failed.
 pub fn exec(typed: SandboxExecArgs) -> Ended {
     let signals = interrupts::take()?;
     run(&lifecycle()?, &typed.id, typed.manner, typed.subject, signals)
 }
 
-/// The same in one that was found already.
+/// Runs one command in an existing sandbox.
 pub fn run(lifecycle: &Lifecycle, id: &SandboxId, manner: Manner, subject: Subject, signals: Taken) -> Ended {
     let terminal = Given::of(manner.tty)?;
     let opened = open(lifecycle, id)?;
@@ -55,8 +55,8 @@ fn text_of(subject: &Subject) -> String {
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-/// What is kept of a command that was run. What its sandbox uses is not asked for: a
-/// container engine takes a second to say.
+/// Returns the record of a command. It does not contain the resource usage of the sandbox, because
+/// a container engine takes a second to return it.
 fn record_of(outcome: &Outcome, text: String, started_ms: u64) -> CommandRecord {
     let used = outcome.attempts.iter().map(|attempt| &attempt.usage);
     CommandRecord {
@@ -72,11 +72,11 @@ fn record_of(outcome: &Outcome, text: String, started_ms: u64) -> CommandRecord 
     }
 }
 
-/// Makes its workspace a clone, where it is to be one. One that cannot be made
-/// leaves no sandbox.
+/// Clones the repository into the workspace, if the sandbox has one. A failed clone destroys the
+/// sandbox.
 ///
 /// # Errors
-/// When git could not.
+/// [`Failure`] if git failed.
 pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: Taken) -> Result<(), Failure> {
     let record = find(lifecycle, id)?;
     let WorkspaceSource::Clone { url, revision } = &record.spec.workspace else { return Ok(()) };
@@ -98,10 +98,10 @@ pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: Taken) -> Resu
     })
 }
 
-/// Runs commands of Stockade's own in one, the first that fails ends it.
+/// Runs commands of Stockade itself in a sandbox, until one fails.
 ///
 /// # Errors
-/// When one did not end well.
+/// [`Failure`] if a command failed.
 pub fn steps_inside(lifecycle: &Lifecycle, id: &SandboxId, commands: Vec<Vec<RawText>>) -> Result<(), Failure> {
     let record = find(lifecycle, id)?;
     let agreed = CallerApproval { by: "the person who wanted it told".to_owned(), warnings: Vec::new() };
@@ -128,10 +128,11 @@ fn one_step(words: Vec<RawText>, place: Inside, level: Level, signals: Taken) ->
     }
 }
 
-/// Begins to use one, whose walls are made anew where they are gone.
+/// Opens a sandbox; its isolation is set up again if it is gone.
 ///
 /// # Errors
-/// When there is none, it is not ready, or its walls cannot be had.
+/// [`Failure`] if there is no such sandbox, if it is not ready, or if its isolation cannot be set
+/// up.
 pub fn open(lifecycle: &Lifecycle, id: &SandboxId) -> Result<Opened, Failure> {
     let record = find(lifecycle, id)?;
     let setting = setting::load(&places::current_directory()?)?;
@@ -148,7 +149,7 @@ fn inside(record: &SandboxRecord, opened: &Opened, more: Vec<Grant>, agreed: Opt
     grants.extend(more.into_iter().filter(|grant| !grants.contains(grant)).collect::<Vec<_>>());
     let workspace = match &spec.workspace {
         WorkspaceSource::Bind { directory } => directory.as_raw().as_path().to_owned(),
-        // What its commands write there governs nothing.
+        // Files that its commands write there do not affect the policy.
         _ => INSIDE_WORKSPACE.into(),
     };
     Inside {
@@ -170,7 +171,7 @@ fn run_args(manner: Manner, subject: Subject, level: Level) -> RunArgs {
             limits: Vec::new(),
             workspace: None,
             mode: manner.mode,
-            // Nothing is stronger than what its walls were made for.
+            // A command cannot get a higher level than its sandbox.
             level: (level == Level::Restricted).then_some(LevelArg::Restricted),
             stage: false,
             undo: false,

@@ -1,5 +1,5 @@
-//! Tells whom the person configured what happens in a sandbox while it is kept. What
-//! happens waits for nobody: each notice has a thread of its own.
+//! Notifier: sends notifications of events in a sandbox to the configured receivers. Events do not
+//! wait: each notification has a thread of its own.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -13,22 +13,22 @@ use crate::failure::Failure;
 use crate::notify::{self, Notice};
 use crate::places::State;
 
-/// Most that are being told at once; more are not told, and the log says so.
+/// Most concurrent notifications; further ones are dropped, with a warning in the log.
 const AT_ONCE_MAX: usize = 16;
 
-/// Of one sandbox.
+/// Notifier of one sandbox.
 pub struct Herald {
     told: Arc<(State, SandboxId)>,
     telling: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Herald {
-    /// Of this one, in this state.
+    /// Creates the notifier of this sandbox, in this state directory.
     pub fn new(state: State, id: SandboxId) -> Self {
         Self { told: Arc::new((state, id)), telling: Mutex::default() }
     }
 
-    /// Tells of an event, if somebody wants to hear it.
+    /// Sends a notification of an event, if one is configured.
     pub fn tell(&self, event: &SandboxEvent) {
         let (what, why) = match event {
             SandboxEvent::Breached(denial) => (NotifyOn::Limit, notify::breach(denial)),
@@ -52,7 +52,7 @@ impl Herald {
         }
     }
 
-    /// Waits until all have been told: each has its time.
+    /// Waits until all notifications are delivered or timed out.
     pub fn finish(&self) {
         let telling = std::mem::take(&mut *self.telling.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in telling {

@@ -1,14 +1,14 @@
-//! Where in a workspace hidden files of the host are found.
+//! Finds hidden files of the host in a workspace.
 
 use std::path::{Path, PathBuf};
 
 use crate::failure::{Failure, quoted};
 
-/// The hidden paths in `workspace`, which is absolute and without links, relative to it.
-/// `hide` has the paths that other mounts give, too.
+/// Returns the hidden paths in `workspace`, relative to it. `workspace` is absolute and without
+/// links. The result includes the canonical path of each entry of `hide`.
 ///
 /// # Errors
-/// Where all of it is hidden.
+/// [`Failure`] if the whole workspace is hidden.
 pub fn beneath<'a>(workspace: &Path, hide: impl Iterator<Item = &'a Path>) -> Result<Vec<PathBuf>, Failure> {
     let mut found = Vec::new();
     for hidden in hide {

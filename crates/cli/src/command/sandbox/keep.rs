@@ -1,6 +1,6 @@
-//! The process that keeps a sandbox: it holds its walls, runs commands in it for those
-//! who ask, puts on the record what happens between commands, and ends when the
-//! sandbox's time is over.
+//! The supervisor process of a sandbox. It holds the namespaces, runs commands in it for clients,
+//! records events between commands in the audit log, and exits at the end of the sandbox's
+//! lifetime.
 
 use std::cell::OnceCell;
 use std::ffi::OsString;
@@ -25,24 +25,24 @@ use crate::failure::Failure;
 use crate::notify;
 use crate::places::State;
 
-/// How soon it is looked again where the store could not be read.
+/// Retry delay if the store cannot be read.
 const AGAIN: Duration = Duration::from_secs(10);
-/// How soon it is looked again where somebody uses one whose time is over.
+/// Interval between two checks of a sandbox that is used after its lifetime.
 const WHILE_USED: Duration = Duration::from_secs(5);
 
-/// In the place of an attempt's number: all of them were over.
+/// Replaces the number of an attempt: all attempts had ended.
 const AFTER_ITS_END: u32 = 0;
 
-/// What a keeper is started with. Commands inside see it.
+/// Returns the arguments of the supervisor process. Commands inside can see them.
 pub fn arguments() -> Vec<OsString> {
     ["sandbox", "keep"].map(Into::into).into()
 }
 
-/// Keeps a sandbox. Whoever started this process tells it on its standard input what
-/// the sandbox is.
+/// Runs the supervisor of a sandbox. The parent process sends the description of the sandbox on its
+/// standard input.
 ///
 /// # Errors
-/// When nobody is there who would.
+/// [`Failure`] if the parent process is gone.
 pub fn keep() -> Ended {
     let over: Rc<OnceCell<(State, Option<NotifySettings>)>> = Rc::default();
     let noted = Rc::clone(&over);
@@ -62,7 +62,7 @@ pub fn keep() -> Ended {
                 None
             }
             Ok(Left::Unknown) => None,
-            // A store that is busy says nothing about the sandbox.
+            // A busy store does not mean the end of the sandbox.
             Err(_) => Some(AGAIN),
         };
         Ok(Keep { events, wanted: Box::new(wanted) })
@@ -72,7 +72,7 @@ pub fn keep() -> Ended {
     kept.map_err(|e| {
         Failure::new(format!("cannot keep a sandbox: {e}")).hint("`stockade sandbox create` starts what keeps it")
     })?;
-    // Nothing of it runs any more: what it kept goes now.
+    // No process of it runs any more, so its files are removed now.
     over.get().map_or(Ok(()), |(state, notify)| {
         let notify = notify.clone();
         sweep(&told(lifecycle_of(state)?, move || notify.clone()))
@@ -80,18 +80,18 @@ pub fn keep() -> Ended {
     Ok(exit::SUCCESS)
 }
 
-/// The state that has this directory of a sandbox.
+/// Opens the state that contains this directory of a sandbox.
 fn state_of(directory: &Path) -> Result<State, Failure> {
     let state = directory.parent().and_then(Path::parent);
     State::open(state.ok_or_else(|| Failure::new("the sandbox is in no state directory"))?)
 }
 
-/// What a sandbox has left.
+/// Remaining lifetime of a sandbox.
 enum Left {
     Time(Duration),
-    /// Its time is over, or nobody used it for as long as was agreed.
+    /// The lifetime has ended, or the sandbox was idle for the agreed time.
     Over,
-    /// It is not known any more, or somebody is destroying it.
+    /// The sandbox is not known any more, or another process is destroying it.
     Unknown,
 }
 
@@ -113,9 +113,8 @@ fn left(root: &Path, id: &SandboxId) -> Result<Left, SandboxError> {
     }))
 }
 
-/// Puts what happens between commands on the record, as events of the request whose
-/// command left behind what did it. The record is opened by the first of them: most
-/// sandboxes never have one.
+/// Records events between commands in the audit log, as events of the request whose command left
+/// the process behind. The first event opens the audit log, because most sandboxes never have one.
 fn on_record(state: State) -> SandboxEvents {
     let opened: Mutex<Option<AuditLog>> = Mutex::default();
     SandboxEvents::new(move |event| {
@@ -137,7 +136,7 @@ fn recorded(event: SandboxEvent) -> Option<Event> {
         SandboxEvent::Connection { request, record } => {
             (request, EventKind::Connection { attempt: AFTER_ITS_END, connection: record })
         }
-        // Every command that runs is told of these, and has them on its own record.
+        // Every running command gets these, and records them itself.
         SandboxEvent::Breached(_) | SandboxEvent::Lost(_) => return None,
     };
     Some(Event { time_ms: now_ms(), request, session: None, kind })

@@ -1,5 +1,5 @@
-//! `stockade sandbox`: places that last, and commands in them. Behind each is a process
-//! of its own, its keeper (see [`keep`]); what a command leaves behind goes on there.
+//! `stockade sandbox`: persistent sandboxes, and commands in them. Each has a supervisor process of
+//! its own (see [`keep`]); processes that a command leaves behind continue there.
 
 pub mod containers;
 mod copy;
@@ -38,14 +38,14 @@ use crate::render::{json, sandbox as text};
 use crate::sandbox_args::{Kind, SandboxCommand, SandboxCreateArgs, SandboxRunArgs};
 use crate::{exit, interrupts, meaning, trace};
 
-/// How long what a killed `sandbox run` left is kept: longer than a loaded machine
-/// takes from one of its steps to the next.
+/// Idle time-out of the sandbox of `sandbox run`, in case its process is killed: longer than one of
+/// its steps takes on a loaded machine.
 const LEFT_FOR: Duration = Duration::from_secs(10);
 
 /// Runs a subcommand.
 ///
 /// # Errors
-/// When Stockade could not do its part.
+/// [`Failure`] if Stockade itself failed.
 pub fn sandbox(typed: SandboxCommand) -> Ended {
     trace::start(None)?;
     match typed {
@@ -69,14 +69,14 @@ pub fn sandbox(typed: SandboxCommand) -> Ended {
     }
 }
 
-/// All sandboxes of this user, without those whose time is over.
+/// Opens the sandboxes of this user, and destroys those whose lifetime has ended.
 fn lifecycle() -> Result<Lifecycle, Failure> {
     let lifecycle = told(lifecycle_of(&State::open(&places::state_path(&variable)?)?)?, notified);
     sweep(&lifecycle)?;
     Ok(lifecycle)
 }
 
-/// All sandboxes of this state.
+/// Opens the sandboxes of this state.
 fn lifecycle_of(state: &State) -> Result<Lifecycle, Failure> {
     let store = Arc::new(Sandboxes::open(&state.sandboxes())?);
     let native = NativeSandboxes::default().kept_by(OWN_PROGRAM.into(), keep::arguments(), state.sandboxes());
@@ -85,13 +85,13 @@ fn lifecycle_of(state: &State) -> Result<Lifecycle, Failure> {
     Ok(Lifecycle::new(store, kinds, Arc::new(SystemClock::default())))
 }
 
-/// The same, which tells of ends whoever is to be told; that is asked for when one has ended.
+/// Adds notifications of the end of a sandbox. `whom` is called when one has ended.
 fn told(lifecycle: Lifecycle, whom: impl Fn() -> Option<NotifySettings> + Send + Sync + 'static) -> Lifecycle {
     lifecycle.telling(move |record, why| notify::tell(whom().as_ref(), &Notice::new(NotifyOn::Ended, record, why)))
 }
 
-/// Who is told what becomes of sandboxes: no project says it, so none is read. A
-/// configuration that cannot be used keeps nobody from destroying one.
+/// Returns the notification settings. They are never in a project's file, so none is read. An
+/// unusable configuration must not prevent the destruction of a sandbox.
 fn notified() -> Option<NotifySettings> {
     let loaded = setting::load(Path::new("/")).inspect_err(|failure| {
         let what = format!("nobody is told what becomes of sandboxes: {failure}");
@@ -100,7 +100,7 @@ fn notified() -> Option<NotifySettings> {
     loaded.ok()?.settings.notify.value.clone()
 }
 
-/// Destroys those that nobody wants any more.
+/// Destroys the sandboxes whose lifetime has ended.
 fn sweep(lifecycle: &Lifecycle) -> Result<(), Failure> {
     for swept in lifecycle.sweep()? {
         if let Err(error) = swept.done {
@@ -112,7 +112,7 @@ fn sweep(lifecycle: &Lifecycle) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The keeper hears of it, and puts it on the record.
+/// Returns a handler that ignores events, because the supervisor records them.
 fn unheard() -> SandboxEvents {
     SandboxEvents::new(|_| {})
 }
@@ -132,7 +132,7 @@ fn create(typed: &SandboxCreateArgs) -> Ended {
     Ok(exit::SUCCESS)
 }
 
-/// Makes a sandbox, which goes on without this process.
+/// Creates a sandbox, which continues without this process.
 fn begin(
     lifecycle: &Lifecycle,
     spec: SandboxSpec,
@@ -159,7 +159,7 @@ fn begin(
 fn run(typed: SandboxRunArgs) -> Ended {
     let [of_clone, of_command] = [interrupts::take()?, interrupts::take()?];
     let setting = setting::load(&places::current_directory()?)?;
-    // Whoever is killed with it leaves it to the next that looks.
+    // If this process is killed, a later one destroys the sandbox.
     let spec = SandboxSpec { idle_ms: Some(lifetime(LEFT_FOR)?), ..spec(&typed.kind, &setting.settings)? };
     let lifecycle = lifecycle()?;
     let id = begin(&lifecycle, spec, &setting, typed.kind.from.as_deref())?;
@@ -226,8 +226,8 @@ fn spec(kind: &Kind, settings: &Settings) -> Result<SandboxSpec, Failure> {
     })
 }
 
-/// What is left behind goes on where there is a keeper that answers for its powers: not in
-/// a container.
+/// Returns whether processes that a command leaves behind continue. They do if a supervisor
+/// enforces their grants, but not in a container.
 fn background(kind: &Kind) -> Background {
     let is_container = kind.image.is_some() || kind.runtime.is_some();
     match kind.backend {
@@ -250,7 +250,7 @@ fn host_directory(typed: &Path, what: &str) -> Result<HostDirectory, Failure> {
     Ok(RawText::from(directory.as_path()).try_into()?)
 }
 
-/// What the walls of a sandbox are built for.
+/// Returns the specification that the isolation of a sandbox is built from.
 fn wanted(spec: SandboxSpec, settings: &Settings) -> Result<Wanted, Failure> {
     let hidden = demand_workspace(&spec, settings)?;
     let mut profile = resolve_profile(settings, &spec.profile, INSIDE_WORKSPACE.as_ref(), &own_grants(&spec))?;
@@ -258,7 +258,7 @@ fn wanted(spec: SandboxSpec, settings: &Settings) -> Result<Wanted, Failure> {
     profile.filesystem.hide.sort();
     profile.filesystem.hide.dedup();
     profile.limits.lower_to(&spec.limits);
-    // Relative paths of the profile mean those of the directory that is copied.
+    // Relative paths of the profile refer to the directory that is copied.
     let source = match &spec.workspace {
         WorkspaceSource::Copy { directory } => directory.as_raw().as_path(),
         _ => Path::new(INSIDE_WORKSPACE),
@@ -267,21 +267,21 @@ fn wanted(spec: SandboxSpec, settings: &Settings) -> Result<Wanted, Failure> {
     Ok(Wanted { spec, profile, hidden })
 }
 
-/// The files of the host that a profile hides, where the workspace is this directory.
+/// Returns the files of the host that a profile hides with this workspace.
 fn hidden_files(settings: &Settings, profile: &str, workspace: &Path) -> Result<HiddenFiles, Failure> {
     let profile = resolve_profile(settings, profile, workspace, &[])?;
     Ok(HiddenFiles::of(profile.filesystem.hide.iter().map(|path| path.as_path().to_owned())))
 }
 
-/// A directory of the person's is worked in, or taken a copy of, where a run may have it
-/// as its workspace: not what holds the home, credentials, Stockade's own or the system.
-/// Gives where inside is what of it is hidden from runs.
+/// Checks that a directory of the user may be bound or copied, which follows the rules for a
+/// workspace of a run. It must not contain the home, credentials, Stockade's own files or the
+/// system. Returns the paths inside that are hidden from runs.
 fn demand_workspace(spec: &SandboxSpec, settings: &Settings) -> Result<Vec<RawText>, Failure> {
     let (WorkspaceSource::Bind { directory } | WorkspaceSource::Copy { directory }) = &spec.workspace else {
         return Ok(Vec::new());
     };
     let path = directory.as_raw().as_path();
-    // The rules are about the directory itself. A link may have taken its place since.
+    // The rules apply to the directory itself. A link may have replaced it since.
     if places::real_directory(path, "the workspace")? != path {
         let what = format!("a link is on the way to the workspace {}", quoted(path));
         return Err(Failure::new(what).hint("put the directory back, or destroy the sandbox"));
@@ -297,7 +297,7 @@ fn demand_workspace(spec: &SandboxSpec, settings: &Settings) -> Result<Vec<RawTe
     Ok(beneath.iter().map(inside).collect())
 }
 
-/// Powers that each command of a sandbox has besides its profile's.
+/// Returns the grants of each command of a sandbox besides those of its profile.
 fn own_grants(spec: &SandboxSpec) -> Vec<Grant> {
     let mut grants = vec![Grant::Write(INSIDE_HOME.into())];
     if !matches!(spec.workspace, WorkspaceSource::Bind { .. }) {

@@ -1,5 +1,4 @@
-//! What a sandbox keeps, kept once more: its files as they are at one moment, and
-//! sandboxes that begin with them.
+//! Snapshots: copies of the files of a sandbox at one moment, and sandboxes that start with them.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -20,13 +19,13 @@ use crate::failure::{Failure, quoted};
 use crate::places;
 use crate::render::sandbox as text;
 
-/// The trees of a snapshot, by their names there.
+/// Trees of a snapshot, with their names in it.
 const TREES: [(Which, &str); 2] = [(Which::Workspace, "workspace"), (Which::Home, "home")];
 
-/// Keeps the files of one in a directory that is made for that.
+/// Copies the files of a sandbox to a new directory.
 ///
 /// # Errors
-/// When it is there already, or they cannot be copied: it is removed again then.
+/// [`Failure`] if the directory exists, or if the files cannot be copied: then it is removed again.
 pub fn snapshot(id: &SandboxId, to: &Path) -> Ended {
     let cannot = |e: std::io::Error| Failure::new(format!("cannot make {}: {e}", quoted(to)));
     let lifecycle = lifecycle()?;
@@ -34,7 +33,7 @@ pub fn snapshot(id: &SandboxId, to: &Path) -> Ended {
     let made = fs::DirBuilder::new().mode(0o700).create(to).map_err(cannot);
     let kept = made.and_then(|()| {
         while_still(&lifecycle, &opened, || keep(&opened.used, to)).inspect_err(|_| {
-            // What is left of it is a part of nothing.
+            // An incomplete snapshot is of no use.
             let _ = fs::remove_dir_all(to);
         })
     });
@@ -42,18 +41,18 @@ pub fn snapshot(id: &SandboxId, to: &Path) -> Ended {
     kept.map(|()| exit::SUCCESS)
 }
 
-/// Where a snapshot has its workspace.
+/// Returns the path of the workspace in a snapshot.
 pub fn workspace(snapshot: &Path) -> PathBuf {
     snapshot.join(TREES[0].1)
 }
 
-/// Fills a home with that of a snapshot.
+/// Copies the home of a snapshot to the home of a sandbox.
 ///
 /// # Errors
-/// When it cannot be copied.
+/// [`Failure`] if it cannot be copied.
 pub fn fill_home(used: &Use, snapshot: &Path, hidden: HiddenFiles) -> Result<(), Failure> {
     let (which, name) = TREES[1];
-    // The person named the snapshot. A link in it may lead anywhere.
+    // The user named the snapshot, but a link in it may lead anywhere.
     let directory = places::real_directory(snapshot, "the snapshot")?.join(name);
     if hidden.holds(&directory) {
         return Err(Failure::new(format!("{} is hidden from runs", quoted(&directory))));
@@ -64,7 +63,7 @@ pub fn fill_home(used: &Use, snapshot: &Path, hidden: HiddenFiles) -> Result<(),
     Ok(())
 }
 
-/// As much as there is: quotas hold inside.
+/// Without a limit of its own, because the sandbox has quotas.
 const BOUNDS: Bounds = Bounds { bytes: u64::MAX, entries: ENTRIES_MAX };
 
 fn keep(used: &Use, to: &Path) -> Result<(), Failure> {
@@ -77,7 +76,8 @@ fn keep(used: &Use, to: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// With every process stopped, where that can be had; else it is said.
+/// Runs `act` with every process frozen. If the sandbox does not support this, prints a remark and
+/// runs `act` anyway.
 fn while_still(
     lifecycle: &Lifecycle,
     opened: &Opened,

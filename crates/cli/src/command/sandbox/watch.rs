@@ -1,5 +1,5 @@
-//! What sandboxes are doing: what each uses, what was run in it; and how one is stopped
-//! and let go on.
+//! Shows the resource usage of sandboxes and the commands run in them; pauses and resumes
+//! sandboxes.
 
 use std::collections::BTreeSet;
 use std::io::{self, IsTerminal};
@@ -19,15 +19,15 @@ use crate::render::json;
 use crate::render::sandbox::{self as text, Row};
 use crate::{exit, places};
 
-/// How often a live table is made anew.
+/// Interval between two updates of a live table.
 const AGAIN: Duration = Duration::from_secs(2);
-/// How soon it is looked again what was run.
+/// Interval between two reads of the commands.
 const FOLLOW_AGAIN: Duration = Duration::from_millis(500);
 
-/// Stops every process of one.
+/// Freezes every process of a sandbox.
 ///
 /// # Errors
-/// When it is not ready, or cannot be stopped.
+/// [`Failure`] if it is not ready, or cannot be frozen.
 pub fn pause(id: &SandboxId) -> Ended {
     let lifecycle = lifecycle()?;
     let opened = exec::open(&lifecycle, id)?;
@@ -37,10 +37,10 @@ pub fn pause(id: &SandboxId) -> Ended {
     Ok(exit::SUCCESS)
 }
 
-/// Lets one go on.
+/// Thaws the processes of a sandbox.
 ///
 /// # Errors
-/// When it is not paused, or does not go on.
+/// [`Failure`] if it is not paused, or cannot be thawed.
 pub fn resume(id: &SandboxId) -> Ended {
     let (lifecycle, setting) = (lifecycle()?, setting()?);
     let record = find(&lifecycle, id)?;
@@ -48,16 +48,16 @@ pub fn resume(id: &SandboxId) -> Ended {
     Ok(exit::SUCCESS)
 }
 
-/// Shows what was run in one; with `follow` also what is run from now on, until it is over.
+/// Shows the commands run in a sandbox; with `follow` also later ones, until it ends.
 ///
 /// # Errors
-/// When there is none.
+/// [`Failure`] if there is no such sandbox.
 pub fn logs(id: &SandboxId, follow: bool, as_json: bool) -> Ended {
     let lifecycle = lifecycle()?;
-    // In the order of their ends, and one may be noted after another that ended later.
+    // Ordered by their ends, but a command may be recorded after one that ended later.
     let mut shown = BTreeSet::new();
     loop {
-        // Before what was run is read: what is noted until its end is shown.
+        // Checked before the commands are read, so that commands recorded before the end are shown.
         let is_over = find(&lifecycle, id)?.state.is_ending();
         let commands = lifecycle.store().commands(id)?;
         let mut out = String::new();
@@ -73,10 +73,10 @@ pub fn logs(id: &SandboxId, follow: bool, as_json: bool) -> Ended {
     }
 }
 
-/// Shows all that is known of one.
+/// Shows all details of a sandbox.
 ///
 /// # Errors
-/// When there is none.
+/// [`Failure`] if there is no such sandbox.
 pub fn show(id: &SandboxId, as_json: bool) -> Ended {
     let lifecycle = lifecycle()?;
     let record = find(&lifecycle, id)?;
@@ -91,10 +91,10 @@ pub fn show(id: &SandboxId, as_json: bool) -> Ended {
     Ok(exit::SUCCESS)
 }
 
-/// Shows what each uses.
+/// Shows the resource usage of each sandbox.
 ///
 /// # Errors
-/// When they cannot be read.
+/// [`Failure`] if they cannot be read.
 pub fn top(once: bool, as_json: bool) -> Ended {
     let setting = setting()?;
     let is_live = !once && !as_json && io::stdout().is_terminal();
@@ -126,7 +126,7 @@ fn rows(setting: &Setting) -> Result<Vec<Row>, Failure> {
     records.map(|record| Ok(row(&lifecycle, setting, &record, &lifecycle.store().commands(&record.id)?))).collect()
 }
 
-/// One that cannot be looked at is shown without what it uses.
+/// Returns the row of a sandbox, without resource usage if that cannot be read.
 fn row(lifecycle: &Lifecycle, setting: &Setting, record: &SandboxRecord, commands: &[CommandRecord]) -> Row {
     let stands = matches!(record.state, SandboxState::Ready | SandboxState::Paused);
     let look = || {

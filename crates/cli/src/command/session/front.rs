@@ -1,7 +1,7 @@
-//! The front of one command of a session: a process that is forked ahead, begins
-//! a sandbox, and waits for somebody to ask. What it runs then is a run as any
-//! other, with the caller's directory, variables, streams and terminal; it ends
-//! with it, so nothing of one command is there for the next.
+//! Worker process of a session (a *front* in the code): it is forked ahead, prepares a sandbox, and
+//! waits for a client. Then it runs the command as any other run, with the client's directory,
+//! variables, streams and terminal. It exits with the command, so the next command finds no state
+//! of it.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -25,40 +25,39 @@ use crate::failure::Failure;
 use crate::relay::Given;
 use crate::{exit, interrupts, meaning, terminal, trace};
 
-/// What a front tells its supervisor, in this order.
+/// Messages of a worker to its supervisor, in this order.
 pub mod note {
-    /// A sandbox is begun.
+    /// A sandbox is ready.
     pub const READY: u8 = b'r';
-    /// Somebody asked.
+    /// A client has sent a command.
     pub const TAKEN: u8 = b't';
-    /// Somebody asked for the end of the session.
+    /// A client has requested the end of the session.
     pub const END: u8 = b'e';
 }
 
-/// The signals that a caller passes on.
+/// Signals that a client passes on.
 const PASSED_ON: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::WINCH, Signal::CONT];
-/// Those that come when the caller is gone: the first goes on to the command, the
-/// next ends it. Two, because the session may ignore one of them.
+/// Signals raised when the client has disconnected: the first is passed to the command, the next
+/// ends it. Three, so that two arrive even if the session ignores one of them.
 const GONE: [Signal; 3] = [Signal::HUP, Signal::TERM, Signal::INT];
 
-/// What all fronts of a session have.
+/// Common parameters of all workers of a session.
 #[derive(Debug)]
 pub struct Post {
-    /// Where callers come.
+    /// Listener for clients.
     pub listener: Listener,
     /// The session.
     pub session: SessionId,
-    /// What its commands are run with.
+    /// Options of its commands.
     pub terms: Terms,
 }
 
-/// The whole life of a front, in a process of its own with one thread. Gives its
-/// exit code.
+/// Runs a worker, in a process of its own with one thread. Returns its exit code.
 pub fn serve(post: Post, supervisor: Pid, tell: OwnedFd) -> u8 {
     let mut tell = File::from(tell);
     match wait_and_run(post, supervisor, &mut tell) {
         Ok(()) => exit::SUCCESS,
-        // Nobody is there to be told.
+        // No client is connected that could get the error.
         Err(_) => exit::FAILURE,
     }
 }
@@ -68,7 +67,7 @@ fn wait_and_run(post: Post, supervisor: Pid, tell: &mut File) -> Result<(), Fail
     if getppid() != Some(supervisor) {
         return Ok(());
     }
-    // Before any thread.
+    // Before any thread starts.
     let signals = interrupts::take()?;
     let mounts = MountTable::watch()?;
     let nursery = run::nursery(&post.terms);
@@ -78,7 +77,7 @@ fn wait_and_run(post: Post, supervisor: Pid, tell: &mut File) -> Result<(), Fail
     let Some((word, descriptors)) = line.hear_soon()? else { return Ok(()) };
     match word {
         Word::End => {
-            // In this order: the supervisor ends whoever has told it.
+            // In this order, because the supervisor ends the sender of `END`.
             let heard = line.say(Word::Heard, &[]);
             tell.write_all(&[note::END])?;
             Ok(heard?)
@@ -109,12 +108,12 @@ fn wait_and_run(post: Post, supervisor: Pid, tell: &mut File) -> Result<(), Fail
     }
 }
 
-/// Whoever asks first; nobody where something was mounted meanwhile, which the
-/// sandbox that is begun does not see.
+/// Waits for the first client. Returns `None` if a mount has changed meanwhile, which the prepared
+/// sandbox does not see.
 fn await_caller(listener: &Listener, mounts: &MountTable) -> io::Result<Option<Line>> {
     loop {
         let mut waited = [PollFd::new(listener, PollFlags::IN), PollFd::new(mounts, PollFlags::PRI)];
-        // Without a limit: the supervisor's end is this one's.
+        // Without a limit, because this process ends with the supervisor.
         poll(&mut waited, None)?;
         let [called, remounted] = waited.map(|fd| !fd.revents().is_empty());
         if called && let Some(line) = listener.accept()? {
@@ -126,8 +125,8 @@ fn await_caller(listener: &Listener, mounts: &MountTable) -> io::Result<Option<L
     }
 }
 
-/// Takes the caller's place: streams first, so that what fails is said there. Gives
-/// what is to be run, and the caller's file mode creation mask.
+/// Takes the client's environment: the streams first, so that errors are printed there. Returns the
+/// command line, and the client's file mode creation mask.
 fn take_over(
     post: Post,
     mut descriptors: impl Iterator<Item = OwnedFd>,
@@ -173,7 +172,7 @@ fn take_over(
     Ok((typed, asked.umask))
 }
 
-/// Runs it as `run` does. A caller that is gone by now wants nothing.
+/// Runs the command as `run` does. The run is cancelled if the client has disconnected already.
 fn run_for((line, job): (&Arc<Line>, Arc<Job>), typed: RunArgs, front: Front) -> Result<u8, Failure> {
     let id = meaning::request_id()?;
     line.say(Word::Heard, &[])?;
@@ -182,23 +181,23 @@ fn run_for((line, job): (&Arc<Line>, Arc<Job>), typed: RunArgs, front: Front) ->
     Ok(run::complete(typed, id, |_| Ok(front)).1)
 }
 
-/// Passes the caller's signals on, and its end.
+/// Passes on the client's signals, and its disconnection.
 fn pass_on(caller: &Line, job: &Job) {
     let raise = |signal: Signal| {
-        // To this process itself, which is there.
+        // The signal is for this process itself.
         let _ = kill_process(getpid(), signal);
     };
     while let Ok(Some((word, _))) = caller.hear() {
         let Word::Signal(number) = word else { break };
         PASSED_ON.into_iter().filter(|signal| signal.as_raw() == number).for_each(raise);
-        // Whatever comes: a job that is stopped passes nothing on.
+        // Any message means that the job runs, because a stopped job passes no signal on.
         job.goes_on();
     }
     job.is_gone();
     GONE.into_iter().for_each(raise);
 }
 
-/// The caller's job, which stops with the command.
+/// The client's job, which stops with the command.
 #[derive(Debug, Default)]
 struct Job {
     state: Mutex<JobState>,
@@ -214,8 +213,8 @@ enum JobState {
 }
 
 impl Job {
-    /// Has the caller stop, and waits until it goes on or is gone. Without a limit: a person may
-    /// come back to a job when they like.
+    /// Stops the client, and waits until it continues or disconnects. Without a limit, because a
+    /// user may return to a job at any time.
     fn stop(&self, line: &Line) {
         let mut state = self.lock();
         if *state == JobState::Gone || line.say(Word::Stopped, &[]).is_err() {

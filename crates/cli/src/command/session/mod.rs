@@ -1,6 +1,6 @@
-//! `stockade session`: commands one after the other, each in a fresh sandbox that
-//! was begun ahead. Who keeps it ready is in [`supervise`], what runs a command in
-//! [`front`], how they are talked to in [`wire`].
+//! `stockade session`: runs commands one after the other, each in a fresh sandbox that was prepared
+//! ahead. [`supervise`] is the supervisor of a session, [`front`] the worker that runs a command,
+//! and [`wire`] defines the messages.
 
 mod front;
 mod rehearsal;
@@ -37,20 +37,20 @@ use crate::session_args::{SessionCommand, SessionExecArgs, SessionStartArgs};
 use crate::terminal::{self, Kept, Terminal};
 use crate::{exit, places, trace};
 
-/// How long the first sandbox of a session may take to be begun.
+/// Time-out for the first sandbox of a session to be ready.
 const STARTS_WITHIN: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
-/// How long a session may take to end: its commands' time, and its own.
+/// Time-out for a session to end: the time of its commands, and its own.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
-/// How often a job in the background stops again. In a job that no shell could have go on,
-/// nothing stops it.
+/// Most stops of a job in the background. In a job that no shell can continue, the stop signal has
+/// no effect.
 const STOPS_MAX: u32 = 100;
-/// How often a session is looked at that is waited for.
+/// Interval between two checks of an awaited session.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// Runs a subcommand.
 ///
 /// # Errors
-/// When Stockade could not do its part.
+/// [`Failure`] if Stockade itself failed.
 pub fn session(typed: SessionCommand) -> Ended {
     trace::start(None)?;
     match typed {
@@ -65,7 +65,7 @@ fn sessions() -> Result<Sessions, Failure> {
     Ok(Sessions::of(State::open(&places::state_path(&variable)?)?.sessions()))
 }
 
-/// The session of this name, open or lost.
+/// Finds the session of this name, open or lost.
 fn find(name: &str) -> Result<Session, Failure> {
     let id = meaning::session(name)?;
     sessions()?
@@ -84,7 +84,7 @@ fn start(typed: SessionStartArgs) -> Ended {
         None => meaning::session_id()?,
     };
     let (terms, profile) = settle(typed.terms, &id)?;
-    // Nothing is open but what the caller left: no supervisor may keep that open.
+    // Only descriptors of the caller are open besides, which the supervisor must not keep open.
     let cannot = |error: &dyn std::fmt::Display| Failure::new(format!("cannot begin a session: {error}"));
     close_all_but(&[0, 1, 2]).map_err(|e| cannot(&e))?;
     let about = About {
@@ -112,13 +112,13 @@ fn start(typed: SessionStartArgs) -> Ended {
             print(&format!("{id}\n"))?;
             Ok(exit::SUCCESS)
         }
-        // It has said why, where it could.
+        // The supervisor has printed the reason, if it could.
         _ => Err(Failure::new("no session was begun")),
     }
 }
 
-/// What was typed, resolved here and now: a command of the session may start
-/// elsewhere. Fails where a command could not even be judged.
+/// Resolves the options now, because a command of the session may start in another directory. Fails
+/// if a command could not even be assessed.
 fn settle(terms: Terms, id: &SessionId) -> Result<(Terms, Option<String>), Failure> {
     let meant = Meant::run(of_terms(&terms), &variable)?;
     let setting = setting::load(&meant.workspace)?;
@@ -152,14 +152,14 @@ fn exec(typed: SessionExecArgs) -> Ended {
     let modes = Kept::of_standard_input();
     let followed = follow(&session, &line, &signals, person.as_ref());
     if followed.is_err() {
-        // Whoever relayed the terminal was killed.
+        // The process that relayed the terminal was killed.
         modes.put_back();
     }
     followed
 }
 
 fn asked(typed: SessionExecArgs) -> Result<Asked, Failure> {
-    // Read by being replaced (umask(2)).
+    // umask(2) can only be read by replacing it.
     let mask = umask(Mode::empty());
     umask(mask);
     let Subject { script, words } = typed.subject;
@@ -180,15 +180,15 @@ fn asked(typed: SessionExecArgs) -> Result<Asked, Failure> {
     })
 }
 
-/// Passes signals on until the command is over; its exit code. Before anybody has
-/// heard of it, a signal ends the waiting.
+/// Passes signals on until the command has ended, and returns its exit code. A signal before the
+/// session has accepted the command ends the wait.
 fn follow(session: &Session, line: &Line, signals: &Taken, person: Option<&Terminal>) -> Ended {
     let mut heard = false;
     loop {
         let of_terminal = signals.of_terminal();
         let mut waited =
             [line.as_fd(), signals.as_fd(), of_terminal.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        // Without a limit: a command may run as long as its own limits let it.
+        // Without a limit, because a command may run as long as its own limits allow.
         if poll(&mut waited, None).is_err() {
             continue;
         }
@@ -211,14 +211,14 @@ fn follow(session: &Session, line: &Line, signals: &Taken, person: Option<&Termi
             if !heard {
                 return Ok(u8::try_from(128 + signal).unwrap_or(exit::FAILURE));
             }
-            // Where nobody listens any more, the line says so next.
+            // If the session is gone, the next read of the connection reports it.
             let _ = line.say(Word::Signal(signal), &[]);
         }
     }
 }
 
-/// Stops with the command, whose terminal is this job's: until the job is in the foreground
-/// again, as a program that reads its terminal does.
+/// Stops with the command, whose terminal is this job's, until the job is in the foreground again,
+/// as a program that reads its terminal does.
 fn stop_with_it(person: Option<&Terminal>) {
     for _ in 0..STOPS_MAX {
         terminal::stop_job();

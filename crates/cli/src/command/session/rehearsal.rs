@@ -1,9 +1,9 @@
-//! A front goes the way of a command before there is one, as far as that changes
-//! nothing: memory and code that are touched for the first time cost a visit of
-//! the kernel each, and nobody waits for it yet.
+//! Cache warm-up: a worker runs the steps of a command before a client sends one, as far as they
+//! have no effects. The first access to memory and code costs a page fault each, and no client
+//! waits for it yet.
 //!
-//! Nothing that comes of it is used: a command is judged and planned by itself,
-//! by the configuration of then.
+//! The results are not used: each command is assessed and planned by itself, with the configuration
+//! at that time.
 
 use rustix::process::chdir;
 use stockade_engine::real::RuleJudge;
@@ -14,9 +14,9 @@ use super::super::{setting, variable};
 use crate::args::{RunArgs, Subject, Terms};
 use crate::meaning::{self, Meant};
 
-/// Rehearses a command of these terms.
+/// Runs the steps for a command with these options.
 pub fn rehearse(terms: &Terms) {
-    // What fails here fails again where somebody is told.
+    // A failure here occurs again for the command, and is reported then.
     let _ = go_through(terms);
 }
 
@@ -33,7 +33,7 @@ fn go_through(terms: &Terms) -> Option<()> {
     Blueprint::prepare(&planned.plan).ok().map(drop)
 }
 
-/// The command line of a harmless command under these terms.
+/// Returns the command line of a harmless command with these options.
 pub fn of_terms(terms: &Terms) -> RunArgs {
     RunArgs {
         terms: terms.clone(),

@@ -1,5 +1,5 @@
-//! The process that watches over a session: it has one thread, runs nothing
-//! itself, and keeps one front ahead that waits with a sandbox begun.
+//! The supervisor of a session. It has one thread and runs no command itself. It keeps one worker
+//! (a *front* in the code) ahead that waits with a prepared sandbox.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -23,47 +23,46 @@ use crate::exit;
 use crate::failure::Failure;
 use crate::interrupts::{self, Taken};
 
-/// Commands that run at once; whoever asks for more waits.
+/// Most commands that run at the same time; further clients wait.
 const RUNNING_MAX: usize = 64;
-/// How long after a front was taken the next is forked, where its command runs so
-/// long: what a sandbox takes to be begun is not taken from the start of another.
+/// Delay between the start of a command and the fork of the next worker, if the command still runs.
+/// Preparing the next sandbox must not slow down that start.
 const AFTER_START: Duration = Duration::from_millis(50);
-/// The same after one that ended before it was taken.
+/// The delay after a worker that exited before it got a command.
 const AFTER_LOSS: Duration = Duration::from_millis(50);
-/// Fronts that end before they are ready, one after the other, until the session
-/// is given up.
+/// Most workers in a row that exit before they are ready; then the session is given up.
 const LOSSES_MAX: u32 = 20;
-/// How long commands may take to end with the session, before they are killed.
+/// Time-out for commands to end with the session, before they are killed.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
 
-/// What the launcher is told: the session can be used.
+/// Message to the launcher: the session can be used.
 pub const STARTED: u8 = b's';
 
-/// What a session is begun with.
+/// Parameters of a new session.
 pub struct Start {
-    /// Where it is known.
+    /// Registry of the sessions.
     pub sessions: Sessions,
-    /// What it is.
+    /// Description of the session.
     pub about: About,
-    /// What its fronts have, but for the listener.
+    /// Options of its commands.
     pub terms: Terms,
-    /// How long it may be idle.
+    /// Time-out without a command.
     pub idle: Duration,
-    /// Where the launcher waits for word.
+    /// Pipe on which the launcher waits for a message.
     pub launcher: OwnedFd,
 }
 
-/// Watches over a session until its end: an exit code, for nobody but the
-/// launcher. Fails while the launcher still waits.
+/// Supervises a session until its end. Only the launcher sees the exit code. Errors can only occur
+/// while the launcher still waits.
 ///
 /// # Errors
-/// When the session cannot be begun.
+/// [`Failure`] if the session cannot be started.
 pub fn supervise(start: Start) -> Result<u8, Failure> {
     let cannot = |error: io::Error| Failure::new(format!("cannot begin a session: {error}"));
     let signals = interrupts::take()?;
     let about = About { supervisor: std::process::id(), ..start.about };
     let watched = start.sessions.begin(&about)?;
-    // One of the same name may have been killed before it could.
+    // An earlier session of the same name may have been killed before it could do this.
     if let Err(failure) = end_session(&about.id) {
         watched.close()?;
         return Err(failure);
@@ -101,19 +100,19 @@ struct Supervisor {
     launcher: Option<File>,
     idle: Duration,
     idle_since: Instant,
-    /// When the next front may be forked.
+    /// Earliest time for the fork of the next worker.
     next_at: Instant,
     losses: u32,
 }
 
-/// A front, from outside.
+/// A forked worker.
 struct Forked {
     pidfd: OwnedFd,
     told: File,
     taken: bool,
 }
 
-/// What is to be done after a look at the fronts.
+/// Action after the workers were checked.
 #[derive(PartialEq, Eq)]
 enum Next {
     GoOn,
@@ -126,7 +125,7 @@ impl Supervisor {
             if self.wants_front() {
                 match self.fork_front() {
                     Ok(None) => {}
-                    // In the child everything of the supervisor is closed.
+                    // The child closes all descriptors of the supervisor.
                     Ok(Some((supervisor, tell))) => return self.become_front(supervisor, tell),
                     Err(error) => {
                         tracing::warn!(%error, "no front could be forked");
@@ -146,13 +145,14 @@ impl Supervisor {
         !waits && self.fronts.len() < RUNNING_MAX && Instant::now() >= self.next_at
     }
 
-    /// In the child: who its supervisor is, and where it wants to be told.
+    /// Forks a worker. In the child it returns the parent's process id and the pipe for messages to
+    /// it.
     fn fork_front(&mut self) -> io::Result<Option<(Pid, OwnedFd)>> {
         let (told, tell) = pipe_with(PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&told, true)?;
         let supervisor = getpid();
         let Side::Parent(pid) = fork()? else { return Ok(Some((supervisor, tell))) };
-        // Reaped by nobody else: the number is still its.
+        // Only this process reaps the child, so the number is still the child's.
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
         self.fronts.push(Forked { pidfd, told: told.into(), taken: false });
         Ok(None)
@@ -165,7 +165,7 @@ impl Supervisor {
         front::serve(post, supervisor, tell)
     }
 
-    /// Until something happens or is due.
+    /// Waits for an event or until the next deadline.
     fn wait(&self) {
         let mut fds: Vec<BorrowedFd<'_>> = vec![self.signals.as_fd()];
         for front in &self.fronts {
@@ -177,11 +177,11 @@ impl Supervisor {
         let due = if self.fronts.iter().any(|front| !front.taken) { idle_ends } else { idle_ends.min(self.next_at) };
         let left = due.saturating_duration_since(now).max(Duration::from_millis(1));
         let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
-        // A failure only makes the next look come sooner.
+        // A failure only makes the next check come sooner.
         let _ = poll(&mut waited, Some(&left));
     }
 
-    /// Takes what the fronts tell, and those that are over.
+    /// Reads the messages of the workers, and removes those that have exited.
     fn look(&mut self) -> Next {
         let mut next = if is_readable(self.signals.as_fd()) { Next::End } else { Next::GoOn };
         let mut lost = false;
@@ -228,12 +228,12 @@ impl Supervisor {
         self.next_at = Instant::now() + AFTER_LOSS;
     }
 
-    /// Nothing was run for too long, or nothing can be.
+    /// Returns true if no command ran for too long, or if none can run.
     fn is_over(&self) -> bool {
         self.losses >= LOSSES_MAX || self.idle_since.elapsed() >= self.idle
     }
 
-    /// Ends what runs, and with it the session.
+    /// Ends the running commands, and then the session.
     fn end(mut self) -> u8 {
         let give_up = Instant::now() + ENDS_WITHIN;
         for front in &self.fronts {
@@ -252,7 +252,7 @@ impl Supervisor {
             self.fronts.retain(|front| matches!(wait_pidfd(front.pidfd.as_fd()), Ok(None)));
         }
         let Self { watched, post, .. } = self;
-        // Where that fails the next session of this name does it, or does not begin.
+        // If that fails, the next session of this name does it, or does not start.
         let _ = end_session(&post.session);
         match watched.close() {
             Ok(()) => exit::SUCCESS,
@@ -266,7 +266,7 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
     matches!(poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)), Ok(1) | Err(Errno::INTR))
 }
 
-/// Nothing in the place of the streams: the launcher's are not kept open.
+/// Replaces the standard streams by `/dev/null`, so that the launcher's are not kept open.
 fn let_streams_go() -> io::Result<()> {
     let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     rustix::stdio::dup2_stdin(&nothing)?;

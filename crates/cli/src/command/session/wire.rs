@@ -1,10 +1,9 @@
-//! What `session exec` and `session end` say to a session, and it to them:
-//! short messages over a socket in the session's directory. What is to be run
-//! comes along as a file in memory, the caller's directory, streams and terminal
-//! as descriptors.
+//! Messages between a session and `session exec` or `session end`: short messages over a socket in
+//! the session's directory. The command is sent as a file in memory; the client's directory,
+//! streams and terminal are sent as descriptors.
 //!
-//! Only the session's own user is listened to, and only such a session is spoken
-//! to: the directory keeps others out; this holds where its mode was changed.
+//! Both sides accept only a peer of the same user. The directory keeps other users out; this check
+//! holds even if its mode was changed.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -22,33 +21,33 @@ use stockade_sys::passing::{self, MAX_DESCRIPTORS};
 use stockade_sys::ready::readable_before;
 use stockade_sys::socket::{Address, demand_own};
 
-/// How long either side waits for a message that has to come.
+/// Time-out of either side for an expected message.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How many callers may wait to be heard.
+/// Most clients that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// The longest description of what is to be run, in bytes: the longest command
-/// and the largest environment, with every byte escaped, are shorter.
+/// Longest description of a command, in bytes: the longest command and the largest environment,
+/// with every byte escaped, are shorter.
 const ASKED_LIMIT_BYTES: u64 = 32 << 20;
-/// Its name in the session's directory.
+/// Name of the socket in the session's directory.
 const SOCKET: &str = "socket";
-/// Bytes of a message.
+/// Size of a message in bytes.
 const SIZE: usize = 8;
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// To a session: run what comes along.
+    /// To a session: run the command in the attached file.
     Exec,
     /// To a session: end.
     End,
     /// To a session: this signal is for the command.
     Signal(i32),
-    /// From a session: it was heard.
+    /// From a session: the request was accepted.
     Heard,
-    /// From a session: the command is over, with this exit code.
+    /// From a session: the command has ended, with this exit code.
     Over(u8),
-    /// From a session: the command was stopped. Whoever lent the terminal stops too, and
-    /// passes on that it goes on again.
+    /// From a session: the command was stopped. The client that lent the terminal stops too, and
+    /// reports when it continues.
     Stopped,
 }
 
@@ -82,17 +81,17 @@ impl Word {
     }
 }
 
-/// What is to be run, for whom.
+/// Request to run a command for a client.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
     /// A script, instead of words.
     pub script: Option<RawText>,
     /// Program and arguments.
     pub words: Vec<RawText>,
-    /// Powers to ask for, as typed. Absent means none: callers write this themselves.
+    /// Grants to request, as typed. Absent means none, because clients write this themselves.
     #[serde(default)]
     pub requests: Vec<RawText>,
-    /// Where the outcome goes.
+    /// Destination of the outcome.
     pub report: Report,
     /// The caller's variables.
     pub environment: Vec<(RawText, RawText)>,
@@ -100,32 +99,32 @@ pub struct Asked {
     pub umask: u32,
 }
 
-/// Where the outcome goes: `--json`.
+/// Destination of the outcome: `--json`.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
-    /// Nowhere.
+    /// None.
     Nowhere,
-    /// To standard output.
+    /// Standard output.
     StandardOutput,
-    /// To a file.
+    /// A file.
     File(RawText),
 }
 
 impl Asked {
-    /// As a file to be sent.
+    /// Serializes the request to a file that can be sent.
     ///
     /// # Errors
-    /// Out of memory or descriptors.
+    /// [`io::Error`] if no memory or descriptors are left.
     pub fn to_file(&self) -> io::Result<OwnedFd> {
         let mut file = File::from(rustix::fs::memfd_create("stockade-exec", MemfdFlags::CLOEXEC)?);
         file.write_all(&serde_json::to_vec(self)?)?;
         Ok(file.into())
     }
 
-    /// What such a file says.
+    /// Parses such a file.
     ///
     /// # Errors
-    /// When it is too long or says something else.
+    /// [`io::Error`] if it is too long or malformed.
     pub fn from_file(file: OwnedFd) -> io::Result<Self> {
         let file = File::from(file);
         let length = file.metadata()?.len();
@@ -138,7 +137,7 @@ impl Asked {
     }
 }
 
-/// One end of the talk.
+/// One end of a connection.
 #[derive(Debug)]
 pub struct Line(OwnedFd);
 
@@ -149,10 +148,10 @@ impl AsFd for Line {
 }
 
 impl Line {
-    /// To the session in this directory.
+    /// Connects to the session in this directory.
     ///
     /// # Errors
-    /// When nobody listens there, or another user.
+    /// [`io::Error`] if no process listens there, or a process of another user.
     pub fn to(session: &Path) -> io::Result<Self> {
         let socket = socket()?;
         let at = Address::of(session, SOCKET)?;
@@ -165,18 +164,18 @@ impl Line {
         Ok(Self(socket))
     }
 
-    /// Says something.
+    /// Sends a message.
     ///
     /// # Errors
-    /// When the other side is gone.
+    /// [`io::Error`] if the other side is gone.
     pub fn say(&self, word: Word, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         Ok(passing::send(self.0.as_fd(), &word.to_bytes(), descriptors)?)
     }
 
-    /// The next word; `None` where the other side is gone. Waits for it.
+    /// Waits for the next message; `None` if the other side is gone.
     ///
     /// # Errors
-    /// When it is not understood.
+    /// [`io::Error`] if it is malformed.
     pub fn hear(&self) -> io::Result<Option<(Word, [Option<OwnedFd>; MAX_DESCRIPTORS])>> {
         let mut bytes = [0; SIZE];
         let received = match passing::receive(self.0.as_fd(), &mut bytes, true) {
@@ -190,17 +189,17 @@ impl Line {
         }
     }
 
-    /// As [`hear`](Self::hear), for a word that has to come soon.
+    /// Waits as [`hear`](Self::hear), with a time-out.
     ///
     /// # Errors
-    /// When it does not, or as there.
+    /// [`io::Error`] if no message arrives in time, or as there.
     pub fn hear_soon(&self) -> io::Result<Option<(Word, [Option<OwnedFd>; MAX_DESCRIPTORS])>> {
         let deadline = Instant::now() + PATIENCE;
         if readable_before(&[self.0.as_fd()], deadline)? { self.hear() } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 }
 
-/// Where a session listens.
+/// Listening socket of a session.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
@@ -211,10 +210,10 @@ impl AsFd for Listener {
 }
 
 impl Listener {
-    /// In the session's directory.
+    /// Listens in the session's directory.
     ///
     /// # Errors
-    /// When there can be no socket.
+    /// [`io::Error`] if no socket can be created.
     pub fn at(session: &Path) -> io::Result<Self> {
         let socket = socket()?;
         let at = Address::of(session, SOCKET)?;
@@ -224,11 +223,10 @@ impl Listener {
         Ok(Self(socket))
     }
 
-    /// Whoever waits to be heard; `None` where nobody does any more, or another
-    /// user.
+    /// Accepts a waiting client; `None` if none waits any more, or if it belongs to another user.
     ///
     /// # Errors
-    /// Out of descriptors.
+    /// [`io::Error`] if no descriptors are left.
     pub fn accept(&self) -> io::Result<Option<Line>> {
         match accept_with(&self.0, SocketFlags::CLOEXEC) {
             Ok(socket) => Ok(Line::of_own(socket).ok()),
