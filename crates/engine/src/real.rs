@@ -43,13 +43,13 @@ pub struct RuleJudge {
     /// See [`Context::neutralised`]. True except in tests: every plan made here carries the
     /// required settings.
     pub neutralised: bool,
-    /// Whether writes in the workspace are staged, whatever the profile sets.
+    /// True if writes in the workspace are staged, whatever the profile sets.
     pub stage: bool,
-    /// Whether changes in the workspace can be undone, whatever the profile sets.
+    /// True if changes in the workspace can be undone, whatever the profile sets.
     pub undo: bool,
     /// True if the backend can keep the changes of a run, because it has a directory for them.
     pub can_keep: bool,
-    /// Whether reads are recorded.
+    /// True if reads are recorded.
     pub trace: bool,
     /// For a command in a persistent sandbox: its workspace, on the host.
     pub inside: Option<PathBuf>,

@@ -29,7 +29,7 @@ pub struct Order {
     pub plan: Plan,
     /// The command's standard streams, from the view of the process that gets this message.
     pub io: Io,
-    /// Whether calls that lack a power wait for an answer.
+    /// True if calls that lack a power wait for an answer.
     pub hold: bool,
     /// The file mode creation mask of the command.
     pub umask: u32,
@@ -57,7 +57,7 @@ pub enum Told {
     Prepared(Result<EnforcementReport, StartError>),
     /// The command was released, or the reason why not.
     Released(Result<(), StartError>),
-    /// Whether all processes are frozen.
+    /// True if all processes are frozen.
     StandsStill(bool),
     /// An event of the attempt.
     Event(Box<AttemptEvent>),

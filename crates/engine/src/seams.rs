@@ -99,7 +99,7 @@ pub struct RecordError(pub String);
 pub struct Standing {
     /// Powers that apply from the start.
     pub grants: Vec<Grant>,
-    /// Whether powers are remembered for a number of uses; each request for one takes a use.
+    /// True if powers are remembered for a number of uses; each request for one takes a use.
     pub counted: bool,
     /// Powers named by remembered refusals; none is given as a part of another power.
     pub refused: Vec<Grant>,

@@ -42,7 +42,7 @@ pub struct Core {
     pub(super) refused_in: BTreeSet<Vec<Grant>>,
     pub(super) unsandboxed_consent: bool,
     pub(super) approver: bool,
-    /// Whether some answers are remembered for a number of uses.
+    /// True if some answers are remembered for a number of uses.
     pub(super) counted: bool,
     pub(super) attempts: Vec<AttemptRecord>,
     pub(super) approvals: Vec<Approval>,

@@ -62,7 +62,7 @@ pub struct CoreConfig {
     pub max_holds: usize,
     /// Number of files of a directory from which on the directory is offered.
     pub directory_from: usize,
-    /// Whether an approver may become available while the command runs.
+    /// True if an approver may become available while the command runs.
     pub approver_may_come: bool,
     /// Reviewer that gives an opinion before a question is put.
     pub reviewer: Option<ReviewerTerms>,
@@ -137,7 +137,7 @@ pub struct Ruling {
     pub by_caller: Option<QuestionKind>,
     /// Requested powers that the backend cannot give.
     pub unhonoured: Vec<Grant>,
-    /// Whether rules may give powers to held calls, even if no question can be put.
+    /// True if rules may give powers to held calls, even if no question can be put.
     pub gives_powers: bool,
     /// Changes that the rules make to the requested run, if any.
     pub wanted: Option<Wanted>,
@@ -257,7 +257,7 @@ pub enum Input {
     Recalled {
         /// One for each key.
         answers: Vec<Option<Remembered>>,
-        /// Whether an approver is available.
+        /// True if an approver is available.
         approver: bool,
     },
     /// The memory could not be read.
@@ -311,7 +311,7 @@ pub enum Input {
         id: HoldId,
         /// One for each key, or the reason for a failed read.
         answers: Result<Vec<Option<Remembered>>, String>,
-        /// Whether an approver is available.
+        /// True if an approver is available.
         approver: bool,
     },
     /// No process waits for this held call any more.
@@ -384,7 +384,7 @@ pub enum Output {
     Commit {
         /// Number to acknowledge.
         number: u64,
-        /// Whether it must survive a power loss.
+        /// True if it must survive a power loss.
         durable: bool,
     },
     /// Build the sandbox and hold the command; answer with [`Input::Prepared`] or
@@ -392,7 +392,7 @@ pub enum Output {
     Prepare {
         /// The plan.
         planned: Box<Planned>,
-        /// Whether to hold calls that lack a power.
+        /// True to hold calls that lack a power.
         hold: bool,
     },
     /// Release the command; answer with [`Input::Released`] or [`Input::ReleaseFailed`].

@@ -47,7 +47,7 @@ pub(super) struct Live {
     uses_left_out: u64,
     events: u32,
     stop: Option<Stop>,
-    /// Whether the backend holds calls.
+    /// True if the backend holds calls.
     pub(super) holding: bool,
     pub(super) holds: Holds,
 }
