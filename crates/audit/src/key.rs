@@ -108,7 +108,7 @@ impl KeyFiles {
             if let Some(file) = self.place.open_private(&name, OFlags::RDONLY)? {
                 match read_key(file).map_err(system("read", &self.place.path.join(&name)))? {
                     Some(key) => return Ok(Some(StoredKey { key, is_pending })),
-                    // Its write was interrupted; it signed nothing.
+                    // The write was interrupted; the key signed nothing.
                     None if is_pending => {}
                     None => {
                         let why = io::Error::new(io::ErrorKind::InvalidData, "it holds no signing key");

@@ -1,6 +1,6 @@
-//! Identity files of a container: the user of its commands, with the sandbox's home directory; its
-//! host name, that of the loopback, and the name server. An image has other users, and an engine
-//! would expose its host.
+//! Identity files of a container. They contain the user of its commands, with the sandbox's home
+//! directory; the host names; and the name server. An image has other users, and an engine would
+//! expose its host.
 
 use std::fs;
 use std::io;

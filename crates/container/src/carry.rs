@@ -201,7 +201,7 @@ fn read(
                 send(Frame::Data(stream, buffer[..length].to_vec()));
             }
             Err(Errno::INTR | Errno::AGAIN) => {}
-            // The terminal of a session that ended, or a descriptor that is no terminal.
+            // A terminal that no process has open any more, or a descriptor that cannot be read.
             Err(_) => break,
         }
     }

@@ -122,7 +122,7 @@ impl Runtime {
         let handle = runtime.handle().clone();
         let (_end, ended) = oneshot::channel::<()>();
         let serve = move || {
-            // Its sender is never used: only its drop is awaited.
+            // The sender is never used: only its drop is awaited.
             let _ = runtime.block_on(ended);
             runtime.shutdown_background();
         };

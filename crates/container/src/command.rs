@@ -114,8 +114,8 @@ impl CommandBackend {
         if self.has_walls { Ok(()) } else { self.demand_no_less(plan) }
     }
 
-    /// Checks that the command's limits and hidden paths are not stricter than the container's,
-    /// because without isolation of its own the command cannot have stricter ones.
+    /// Checks that the command's limits and hidden paths are not stricter than the container's.
+    /// Without isolation of its own, the command cannot have stricter ones.
     fn demand_no_less(&self, plan: &Plan) -> Result<(), StartError> {
         limits::demand_no_lower(&self.profile.limits, &plan.profile.limits)?;
         let hidden = &self.profile.filesystem.hide;
@@ -354,7 +354,8 @@ impl Backend for CommandBackend {
         match grant {
             Grant::Write(path) | Grant::Socket(path) => is_inside(path.as_path()),
             Grant::Exec(_) | Grant::Env(_) | Grant::Connect(_) | Grant::Effect(_) => true,
-            // Its isolation and limits are fixed when it is made; it has no ssh agent.
+            // The isolation and limits of a container are fixed when it is made; there is no ssh
+            // agent in it.
             Grant::Read(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Limit(..) | Grant::Listen(_) => false,
         }
     }
@@ -459,7 +460,7 @@ impl Carried {
         let copy = |fd: std::os::fd::BorrowedFd<'_>| Ok::<_, io::Error>(fcntl_dupfd_cloexec(fd, BEYOND_STREAMS)?);
         let mut streams = line.streams();
         let (stdin, stdout, stderr) = (rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr());
-        // Its end is ignored: only the command's end counts.
+        // The end of the input is ignored: only the command's end counts.
         let _ = streams.read(Stream::Input, copy(stdin)?, (Arc::clone(&waited), Until::Said), Arc::clone(&send))?;
         let outputs = match io {
             Io::Capture { .. } => vec![],

@@ -20,8 +20,8 @@ use crate::Kind;
 use crate::accounts::keep;
 use crate::spec::text_of;
 
-/// Calls that a command's own filter refuses, and that the launcher makes for it: to copy a socket,
-/// to find whether threads share their descriptors, to resolve a path.
+/// Calls that a command's own filter refuses, and that the launcher makes for it. They copy a
+/// socket, find whether threads share their descriptors, and resolve a path.
 const LAUNCHER_NEEDS: [&str; 3] = ["pidfd_getfd", "kcmp", "openat2"];
 /// Flags of clone(2) for namespaces; unshare(2) also has the time namespace.
 const NAMESPACES: u64 = 0x7e02_0000;

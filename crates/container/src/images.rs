@@ -95,9 +95,9 @@ pub(crate) fn bare_id(id: &str) -> &str {
     id.strip_prefix("sha256:").unwrap_or(id)
 }
 
-/// Returns the path of a volume. A volume within a directory of the sandbox is refused, because the
-/// engine would create its mount point there, on the host, with a name of the image's choice. A
-/// volume that would contain a path of the sandbox is refused too.
+/// Returns the path of a volume. A volume within a directory of the sandbox is refused. The engine
+/// would create its mount point there, on the host, with a name that the image chooses. A volume
+/// that would contain a path of the sandbox is refused too.
 fn volume_path(image: &ImageDigest, volume: &str) -> Result<String, StartError> {
     let parts: Vec<&str> = volume.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
     let path = format!("/{}", parts.join("/"));

@@ -252,7 +252,7 @@ fn finish(
     if let Ok(event) = ended.recv() {
         over.say();
         for output in outputs {
-            // Nothing is ever sent: only its end is awaited.
+            // Nothing is ever sent: only the disconnection is awaited.
             let _ = output.recv();
         }
         if let Some(proxy) = proxy {

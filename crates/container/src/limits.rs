@@ -1,6 +1,6 @@
-//! Enforcement of each limit of a sandbox, and its report. A limit is enforced by the engine for
-//! all commands together, by the kernel for each process, or by a supervisor of each command in the
-//! container.
+//! Enforcement of each limit of a sandbox, and its report. The engine enforces a limit for all
+//! commands together, the kernel for each process, or a supervisor in the container for each
+//! command.
 
 use stockade_engine::StartError;
 use stockade_model::{LayerReport, LayerState, Limit, Limits};

@@ -398,7 +398,7 @@ mod tests {
             sent += bytes.len();
         }
         assert!(sent > 0 && sent <= PASSAGE_BYTES, "{sent} bytes were sent");
-        // It continues as soon as some bytes are acknowledged.
+        // Sending continues as soon as some bytes are acknowledged.
         a.passages.take(Frame::PieceTaken(1, u32::MAX)).unwrap();
         let next = a.runtime.block_on(a.posted.recv());
         assert!(matches!(next, Some(Frame::Piece(1, _))), "{next:?}");

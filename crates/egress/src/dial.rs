@@ -97,7 +97,7 @@ pub(crate) async fn dial(
     }
     let (addresses, note) = match &target.host {
         Host::Name(name) => checked(look_up(resolver, name).await?, rules, target)?,
-        // Addresses are checked when they are approved.
+        // An address was approved as such, so no check is needed.
         Host::Address(address) => (vec![*address], None),
     };
     let race = async {

@@ -181,8 +181,8 @@ impl Search<'_> {
         found
     }
 
-    /// Binds the files that an unknown program may start: executable files, or every file if the
-    /// program may run one or an interpreter is among the words.
+    /// Binds the files that an unknown program may start. These are executable files, or every file
+    /// if the program may run one or an interpreter is among the words.
     fn started_by_unknown(&mut self, words: &[&[u8]], runs_named: bool) {
         let names = |word: &[u8]| name_of(&RawText::from(word)).is_some_and(|name| runs_others(&name).is_some());
         let all = runs_named || words.iter().any(|word| names(word));
@@ -202,8 +202,8 @@ impl Search<'_> {
         }
     }
 
-    /// Returns the files that a piece of a word may name: the piece itself, the part after an
-    /// option as in `-fFILE`, and the part after a mark as in `+!FILE` or `@FILE`.
+    /// Returns the files that a piece of a word may name. These are the piece itself, the part
+    /// after an option (`-fFILE`), and the part after a mark (`+!FILE`, `@FILE`).
     fn paths_in(&self, piece: &[u8]) -> BTreeSet<PathBuf> {
         let attached = piece.strip_prefix(b"-").and_then(|option| option.get(1..)).unwrap_or_default();
         let marks = piece.iter().take_while(|byte| b"+!@".contains(byte)).count();

@@ -86,9 +86,9 @@ pub fn run_refusal(request: &Request, user: &str) -> Key {
     key(Namespace::Run, true, &fields)
 }
 
-/// Data that a remembered power is bound to, besides the power itself. It does not contain the
-/// command: a power approved for a session applies to every command of that session in the same
-/// workspace, profile and level.
+/// Data that a remembered power is bound to, besides the power itself. The command is not included.
+/// A power approved for a session applies to every command of that session in the same workspace,
+/// profile and level.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrantContext {
     /// Root of the workspace.

@@ -33,7 +33,7 @@ const SHELLS: &[&str] = &["/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "
 /// Largest `/etc/passwd` that is read.
 const MAX_PASSWD_BYTES: u64 = 8 << 20;
 
-/// Implementation of the port by the command's text and the configuration.
+/// Implementation of `Judge` by the command's text and the configuration.
 #[derive(Clone, Debug)]
 pub struct RuleJudge {
     /// The current configuration.
@@ -60,7 +60,7 @@ pub struct RuleJudge {
 }
 
 impl RuleJudge {
-    /// Creates the implementation for one configuration and the native backend.
+    /// Creates the judge of one configuration and the native backend.
     pub fn new(settings: Arc<Settings>, by_person: bool) -> Self {
         Self {
             settings,
@@ -76,9 +76,9 @@ impl RuleJudge {
         }
     }
 
-    /// Returns the assessment of a request's text. If the run could not carry the settings that an
-    /// `allow` requires, or a repository does not meet its requirements, the assessment is made
-    /// without those settings.
+    /// Returns the assessment of a request's text. An `allow` can require settings of the run and
+    /// properties of a repository. If they are not met, the assessment is made without those
+    /// settings.
     pub fn assess(&self, request: &Request) -> Assessment {
         // Files in a persistent sandbox cannot be examined from here.
         let judged = self.judged(request, self.neutralised && self.inside.is_none());

@@ -121,8 +121,8 @@ pub trait Memory: Send + Sync {
     fn remember(&self, memo: &Memo, session: Option<&SessionId>, now_ms: u64) -> Result<(), MemoryError>;
 
     /// Returns the powers remembered in namespace `grant` for this context that are valid now and
-    /// in this session: those for the session, until a time or always. Powers that a remembered
-    /// refusal names are excluded.
+    /// in this session. Their scopes are the session, until a time, and always. Powers that a
+    /// remembered refusal names are excluded.
     ///
     /// # Errors
     /// [`MemoryError`] if the memory cannot be read.

@@ -57,7 +57,7 @@ enum Toolchain {
     Named(String),
 }
 
-/// Returns `None` if the source is unknown.
+/// Returns the source of the compiler; `None` if it is unknown.
 fn toolchain(request: &Request, home: &Path) -> Option<Toolchain> {
     let own = home.join(".rustup");
     let given = request.environment.get("RUSTUP_HOME").map(RawText::as_path);

@@ -222,9 +222,9 @@ pub(crate) fn look_behind(judge: &mut Judge, arguments: &[Argument], at: (usize,
     }
 }
 
-/// Scans the arguments of a program whose use of them is unknown: it may run them as a command, or
-/// a text in them as a script. Reports denials and effects that need consent, and nothing else,
-/// because such a program is `ask` anyway.
+/// Scans the arguments of a program whose use of them is unknown. The program may run them as a
+/// command, or a text in them as a script. Reports denials and effects that need consent, and
+/// nothing else, because such a program is `ask` anyway.
 pub(crate) fn look_among(judge: &mut Judge, arguments: &[Argument], at: (usize, usize)) {
     let needs = judge.capabilities.clone();
     let mut places = 0;

@@ -161,8 +161,9 @@ const PLAIN_SECTIONS: &[(&str, &[&str])] = &[
 ];
 
 /// Returns whether a repository's configuration (the bytes of `.git/config`) names no driver,
-/// includes no other file and moves nothing: it has only known sections and keys. Parsed by lines,
-/// because git ends a key at the line's end. A continued value is treated as a key and refused.
+/// includes no other file and moves nothing. The configuration must have only known sections and
+/// keys. Parsed by lines, because git ends a key at the line's end. A continued value is treated as
+/// a key and refused.
 pub fn is_plain_configuration(config: &[u8]) -> bool {
     has_only(config, PLAIN_SECTIONS, &["diff", "merge", "core"])
 }

@@ -1,7 +1,7 @@
-//! Programs that run the command in their arguments. The knowledge base lists them and their
-//! arguments before the command (operands that end in `command`, `inside` or `code`). env(1) splits
-//! words by itself and is parsed here. The wrapper is removed for classification, but never
-//! trusted.
+//! Programs that run the command in their arguments. The knowledge base lists them, and their
+//! arguments before the command (operands that end in `command`, `inside` or `code`). The program
+//! env(1) splits words by itself and is parsed here. The wrapper is removed for classification, but
+//! never trusted.
 
 use crate::knowledge::{self, Effect, Kind};
 use crate::options::{self, Problem, is_assignment};

@@ -6,9 +6,9 @@
 //! of its kind of question (L1). An approval to run a command never answers whether it may run
 //! without a sandbox.
 //!
-//! The crate has on purpose no clock and no randomness (the caller passes both), no rules, and no
-//! decision about the content of a digest or about the answers to remember. Every SQL statement is
-//! in one module, and no type of the database leaves it.
+//! The crate has on purpose no clock and no randomness, because the caller passes both. It has no
+//! rules, and does not decide about the content of a digest or the answers to remember. Every SQL
+//! statement is in one module, and no type of the database leaves it.
 
 #![forbid(unsafe_code)]
 

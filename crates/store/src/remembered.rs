@@ -14,7 +14,7 @@ pub enum Namespace {
     Run,
     /// May it have these powers from the start?
     Grant,
-    /// It was refused a power: may it have that?
+    /// May it have a power that it was refused?
     Escalate,
     /// May it run without a sandbox?
     Unsandboxed,

@@ -367,7 +367,7 @@ impl Sandboxes {
             if self.is_held(&record.id)? {
                 continue;
             }
-            // Its user may have finished meanwhile, and changes the state before it releases the
+            // The user may have finished meanwhile, and changes the state before it releases the
             // lock.
             let is_now = self.find(&record.id)?;
             abandoned.extend(is_now.filter(|now| now.state == record.state));

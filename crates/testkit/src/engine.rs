@@ -33,7 +33,7 @@ pub enum EngineKind {
 /// containers; the rest is the engine's command. `again` kills the engine and starts it again.
 /// Other processes that Docker had started ended with it, and their id files are removed because a
 /// zombie could still have the id. Podman's monitors of ended commands would wait for minutes and
-/// then create its directories again; monitors that have started may mount one of them once more. A
+/// then create its directories again. Monitors that have started may mount one of them once more. A
 /// process that held a container removed during Docker's end would wait forever.
 const OVERSEER: &str = r#"trap '' INT TERM HUP QUIT
 place=$1 group=$2 clear=$3; shift 3

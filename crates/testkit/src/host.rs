@@ -109,7 +109,7 @@ pub fn kill_descendants(known: &[u32], patience: Duration) {
             return;
         }
         for pid in found.iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
-            // It may have ended.
+            // The process may have ended.
             let _ = kill_process(pid, Signal::KILL);
         }
         thread::sleep(Duration::from_millis(5));

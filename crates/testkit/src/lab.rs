@@ -150,8 +150,8 @@ impl Lab {
         Ok(path)
     }
 
-    /// Returns a program of the attempt in the environment of a real user: home directory, PATH,
-    /// agents, and a token variable that must not be passed on.
+    /// Returns a program of the attempt in the environment of a real user. That has a home
+    /// directory, PATH, agents, and a token variable that must not be passed on.
     pub fn command(&self, program: &str) -> Command {
         let top = |name: &str| self.top.join(name);
         let runtime = format!("/run/user/{}", self.account.uid);

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Writes a program with this content, in another process. If a thread of this process forked
-/// meanwhile, its child would have the file open for writing, and such a file cannot be executed
+/// Writes a program with this content, in another process. A thread of this process could fork
+/// meanwhile. Its child would have the file open for writing, and such a file cannot be executed
 /// (`ETXTBSY`, execve(2)).
 pub fn write_program(to: &Path, content: &[u8]) -> Result<()> {
     let mut install = install(Path::new("/dev/stdin"), to).stdin(Stdio::piped()).spawn().context("starting install")?;

@@ -113,11 +113,11 @@ impl Command {
 /// End of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It exited with this code.
+    /// The program exited with this code.
     Code(i32),
-    /// This signal killed it.
+    /// This signal killed the program.
     Signal(i32),
-    /// The harness killed it after its time-out.
+    /// The harness killed the program after its time-out.
     TimedOut,
 }
 

@@ -20,8 +20,8 @@ struct Known {
 const ANY: &[&str] = &["*"];
 const WRITES: &[&str] = &["POST", "PUT", "PATCH", "DELETE"];
 
-/// Sources: the API pages of each service; for images the distribution specification of the OCI;
-/// for clusters the API of Kubernetes; for crates the web API of cargo's registries.
+/// Sources: the API pages of each service; the distribution specification of the OCI (images); the
+/// API of Kubernetes (clusters); the web API of cargo's registries (crates).
 const KNOWN: &[Known] = &[
     Known {
         methods: &["PUT", "DELETE"],

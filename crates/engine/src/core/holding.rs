@@ -62,7 +62,7 @@ struct Hold {
 enum Stage {
     /// Its key is being looked up.
     Recalling(Vec<Slot>),
-    /// It needs a question, about its directory or about itself.
+    /// Needs a question, about its directory or about itself.
     Wishing { directory: bool },
     /// The question with this digest is about it.
     Asked(Digest),
@@ -111,8 +111,8 @@ pub struct HeldCall {
     /// Powers that may be requested: the denial's grant and its requirements. Empty if the refusal
     /// is final.
     pub powers: Vec<Grant>,
-    /// Powers for the directory of its file or the domain of its host, if they may be offered once
-    /// several such calls are held; empty otherwise.
+    /// Powers for the directory of its file or the domain of its host, to offer once several such
+    /// calls are held. Empty if they may not be offered.
     pub directory: Vec<Grant>,
     /// Group of hosts that may be offered together with its host.
     pub group: Option<GroupOffer>,

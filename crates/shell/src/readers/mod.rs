@@ -69,7 +69,7 @@ pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
 }
 
 /// Returns whether a program may run its arguments as a command. The program is unknown, or is
-/// known to run code that is not in the text.
+/// known to run code that is not in the text, or to act with privileges.
 pub(crate) fn may_run_arguments(invocation: &Invocation) -> bool {
     let Ok(name) = std::str::from_utf8(&invocation.name) else { return true };
     knowledge::lookup(name).is_none_or(|entry| {
@@ -256,8 +256,8 @@ fn takes_commits(judge: &mut Judge, source: &Argument, at: (usize, usize)) {
     }
 }
 
-/// Returns whether a program changes files and has no other effect by itself. Another effect is
-/// `ask` for more reasons.
+/// Returns whether a program has by itself no effect other than changing files. Other effects are
+/// `ask` anyway.
 fn only_writes(entry: &Entry) -> bool {
     entry.does.iter().all(|effect| *effect == Effect::Writes)
 }

@@ -41,7 +41,7 @@ pub(super) fn value_of(judge: &mut Judge, kind: Kind, value: &Argument) -> Flow 
         }
         Kind::Host => host(judge, value),
         Kind::Code => {
-            // It runs during the fetch, not after it.
+            // The code runs during the fetch, not after it.
             let fetched = std::mem::take(&mut judge.seen.fetched);
             if let Some(code) = value.literal().filter(|code| code.len() < 4096) {
                 rules::code::hidden_command(judge, &code, value.span);
@@ -94,7 +94,7 @@ fn repository_value(judge: &mut Judge, kind: Kind, value: &Argument) {
             judge.ask("changes-repository", "Changes the repository or its work tree.", value.span);
             text(judge, value);
         }
-        // Its location is classified with all words of the command.
+        // The location is classified with all words of the command.
         _ => text(judge, value),
     }
 }
@@ -239,7 +239,7 @@ fn volume(judge: &mut Judge, value: &Argument) {
 
 /// Classifies a file whose content is read.
 fn file(judge: &mut Judge, value: &Argument) -> Flow {
-    // Its content was classified with the command that writes it.
+    // The content was classified with the command that writes it.
     if value.is_output() {
         return value.flow.clone();
     }

@@ -80,7 +80,7 @@ impl Output {
         let number = self.next;
         self.next += 1;
         if let Some(old) = number.checked_sub(LAST_KEPT).filter(|old| *old >= FIRST_KEPT) {
-            // Its reader continues with the open file.
+            // A reader continues with the open file.
             let _ = fs::remove_file(self.directory.join(name(old)));
         }
         let mut file = new_file(&self.directory.join(name(number)))?;
