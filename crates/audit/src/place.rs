@@ -60,7 +60,7 @@ pub enum PlaceError {
     Mode {
         /// Path of the file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
     },
     /// Another process kept the log locked.

@@ -31,7 +31,7 @@ pub struct Filter {
     pub text: Option<String>,
 }
 
-/// One line of a log.
+/// Line of a log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     /// Line number, from 1.

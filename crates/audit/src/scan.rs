@@ -12,10 +12,10 @@ pub(crate) const LOG_NAME: &str = "audit.jsonl";
 /// Last line of a valid part of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tip {
-    /// Its number; also its line number, because the first line is 1.
+    /// Number of the line; also its line number, because the first line is 1.
     pub seq: u64,
     pub hash: Hash,
-    /// Its end, in bytes from the start of the file.
+    /// End of the line, in bytes from the start of the file.
     pub end: u64,
 }
 

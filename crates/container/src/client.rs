@@ -57,7 +57,7 @@ impl CallError {
     }
 }
 
-/// One engine, at its socket.
+/// Client of an engine, at its socket.
 #[derive(Clone)]
 pub(crate) struct Client {
     docker: Docker,

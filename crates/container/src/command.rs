@@ -1,4 +1,4 @@
-//! One command in a container: an attempt whose launcher is in the container, and whose streams are
+//! Command in a container: an attempt whose launcher is in the container, and whose streams are
 //! copied to it.
 
 use std::io;
@@ -335,7 +335,7 @@ fn of_own_kernel() -> [(&'static str, LayerReport); 4] {
     ]
 }
 
-/// One message may contain both outputs.
+/// A message may contain both outputs.
 fn message_bytes(io: Io) -> usize {
     let limit_bytes = match io {
         Io::Capture { limit_bytes } => usize::try_from(limit_bytes).unwrap_or(usize::MAX),
@@ -412,7 +412,7 @@ fn umask() -> io::Result<u32> {
     mask.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// One attempt.
+/// Attempt in a container.
 struct ContainerAttempt {
     remote: RemoteAttempt,
     outside: Arc<Outside>,

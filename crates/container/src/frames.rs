@@ -56,7 +56,7 @@ pub(crate) struct Size {
     pub(crate) columns: u16,
 }
 
-/// One frame.
+/// Frame of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
     /// A message, whose content is not parsed here.

@@ -68,7 +68,7 @@ pub fn hold() -> io::Result<()> {
     close_to_others()?;
     let ends = Signals::take(&[Signal::CHILD.as_raw()])?;
     loop {
-        // One signal may stand for several.
+        // A signal may stand for several.
         while let Ok(Some(_)) = reap_any() {}
         ends.next()?;
     }

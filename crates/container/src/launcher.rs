@@ -16,7 +16,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Exit codes from here on are those of signals.
 const SIGNALS: i64 = 128;
 
-/// One launcher.
+/// Launcher of a command.
 #[derive(Clone)]
 pub(crate) struct Launcher {
     pub(crate) client: Client,

@@ -21,9 +21,9 @@ const KERNEL_TREES: [&str; 2] = ["/proc", "/sys"];
 /// File or directory of the host that a container shares.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedObject {
-    /// Its path on the host.
+    /// Path on the host.
     path: PathBuf,
-    /// Its path in the container.
+    /// Path in the container.
     inside: &'static str,
     device: u64,
     inode: u64,

@@ -51,11 +51,11 @@ struct Connected {
 /// Properties of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Engine {
-    /// Its version, in its own words.
+    /// Version in the engine's own words.
     pub version: Option<String>,
     /// True if it runs as an ordinary user.
     pub rootless: bool,
-    /// Its default runtime.
+    /// Default runtime.
     pub runtime: Option<String>,
     /// The runtimes that can be selected.
     pub runtimes: Vec<String>,

@@ -1,4 +1,4 @@
-//! One container as a sandbox: paused, measured, watched, removed.
+//! Container as a sandbox: paused, measured, watched, removed.
 
 use std::future::Future;
 use std::os::fd::OwnedFd;

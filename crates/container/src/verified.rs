@@ -22,7 +22,7 @@ pub(crate) struct Brought<'a> {
     pub(crate) accounts: &'a Path,
     /// The files that are in every container.
     pub(crate) placed: &'a [Placed],
-    /// Its image.
+    /// Image of the container.
     pub(crate) image: &'a ImageFacts,
 }
 

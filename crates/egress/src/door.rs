@@ -50,7 +50,7 @@ pub enum DoorError {
     Unprepared,
 }
 
-/// One approved connect.
+/// Approved connect.
 #[derive(Clone, Debug)]
 pub struct Order {
     /// The target.

@@ -32,7 +32,7 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 /// Reason why a relay ended before both sides had closed.
 #[derive(Debug)]
 pub(crate) enum Broken {
-    /// One side reset the connection.
+    /// Either side reset the connection.
     Reset(io::Error),
     /// A limit was reached.
     Limit(Reached),
@@ -191,7 +191,7 @@ impl Way<'_> {
                             Some(stream) => write_all(to, &stream.push(buffer[..count].to_vec())).await?,
                             None => write_all(to, &buffer[..count]).await?,
                         }
-                        // One busy connection must not block the others.
+                        // A busy connection must not block the others.
                         tokio::task::consume_budget().await;
                     }
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
@@ -273,10 +273,10 @@ impl Way<'_> {
 /// Decision about the first bytes of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Watch {
-    /// They are sent, and no further check is needed.
+    /// The bytes are sent, and no further check is needed.
     Done,
-    /// They are sent, and the next bytes are checked too.
+    /// The bytes are sent, and the next ones are checked too.
     More,
-    /// They are not sent.
+    /// The bytes are not sent.
     Refuse(String),
 }

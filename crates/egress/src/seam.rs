@@ -62,7 +62,7 @@ pub enum Wanted {
         effect: EffectUse,
         /// The request, in the form to show.
         request: String,
-        /// One sentence about the effect.
+        /// Sentence about the effect.
         message: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! One connection from its decision to its end.
+//! Connection from its decision to its end.
 //!
 //! This module must not depend on how a connection is announced, or on the code that decides.
 

@@ -15,7 +15,7 @@ pub(crate) struct Speakers {
     ended: Notify,
 }
 
-/// One such connection, until it is dropped.
+/// Guard of such a connection: counts it until dropped.
 #[derive(Debug)]
 pub(crate) struct Speaking(Arc<Speakers>);
 

@@ -37,8 +37,8 @@ pub trait Backend: Send + Sync {
     fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError>;
 }
 
-/// One sandbox with its command, held or running. The drop ends the whole process tree and waits
-/// until it is gone.
+/// Sandbox with its command, held or running. The drop ends the whole process tree and waits until
+/// it is gone.
 pub trait Attempt: Send {
     /// Returns the protection that the kernel accepted.
     fn enforced(&self) -> &EnforcementReport;

@@ -121,7 +121,7 @@ impl Engine {
     }
 }
 
-/// One request that is being carried out.
+/// Request that is being carried out.
 struct Driver<'a> {
     engine: &'a Engine,
     request: Request,

@@ -264,7 +264,7 @@ impl Judge for RuleJudge {
     fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {
         let workspace = request.workspace.as_path();
         let around = match grant {
-            // One of the rules may be about content of the directory.
+            // Some rule may be about content of the directory.
             Grant::Write(_) if self.settings.rules().any(Rule::guards_files) => None,
             Grant::Write(file) => {
                 // A part of another repository is of little use by itself.

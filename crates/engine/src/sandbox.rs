@@ -68,8 +68,8 @@ pub trait Sandboxes: Send + Sync {
     fn clear(&self, id: &SandboxId) -> Result<(), SandboxError>;
 }
 
-/// One sandbox. All methods may be called from any thread. The effect of a drop depends on the
-/// kind: a sandbox that [`adopts`](Capabilities::adopts) continues, every other ends (L8).
+/// Port for a sandbox. All methods may be called from any thread. The effect of a drop depends on
+/// the kind: a sandbox that [`adopts`](Capabilities::adopts) continues, every other ends (L8).
 pub trait Sandbox: Send + Sync {
     /// Returns its identifier.
     fn id(&self) -> &SandboxId;
@@ -135,7 +135,7 @@ pub trait Sandbox: Send + Sync {
 /// sandbox adds nothing to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxPlan {
-    /// Its identifier. Everything made for it outside the process has this name.
+    /// Identifier of the sandbox. Everything made for it outside the process has this name.
     pub id: SandboxId,
     /// The read-only system that its commands see; the host's own if absent.
     pub system: Option<System>,
@@ -176,7 +176,7 @@ pub enum Tree {
 /// refused with [`SandboxError::Unsupported`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// They continue without the process that made them, and can be found again.
+    /// The sandboxes continue without the process that made them, and can be found again.
     pub adopts: bool,
     /// All of their processes can be stopped and continued.
     pub pauses: bool,
@@ -222,7 +222,7 @@ pub enum SandboxEvent {
     },
     /// All of them together exceeded a limit. Running attempts get this event too.
     Breached(Denial),
-    /// Its processes are gone without a call of `destroy`. The last event.
+    /// The processes are gone without a call of `destroy`. The last event.
     Lost(String),
 }
 
@@ -261,7 +261,7 @@ pub enum SandboxError {
         /// The reason.
         why: String,
     },
-    /// Its processes are gone.
+    /// The processes of the sandbox are gone.
     #[error("the sandbox {0} is gone")]
     Gone(SandboxId),
     /// An operation failed.

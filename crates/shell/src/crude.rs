@@ -279,7 +279,7 @@ fn forms(judge: &mut Judge, text: &[u8]) {
         (b"> /dev/nvme", "destroys-disk"),
         (b"/dev/tcp/", "reverse-shell"),
     ];
-    // One pass, because the text may be long and the work is limited.
+    // A single pass, because the text may be long and the work is limited.
     let mut found = [false; FORMS.len()];
     for (at, _) in text.iter().enumerate().filter(|(_, byte)| b":>/".contains(byte)) {
         for ((form, code), found) in FORMS.iter().zip(&mut found) {

@@ -1,4 +1,4 @@
-//! One command after expansion, as rules and readers use it. It must not depend on any program.
+//! Command after expansion, as rules and readers use it. It must not depend on any program.
 
 use std::cell::OnceCell;
 

@@ -84,7 +84,7 @@ pub struct Judged {
 pub struct Effect {
     /// The effect with its program; `None` if the program's name is not one word.
     pub wanted: Option<EffectUse>,
-    /// One sentence for a person.
+    /// Sentence for a person.
     pub message: &'static str,
 }
 

@@ -85,7 +85,7 @@ pub(crate) fn parse(source: &[u8], budget: &Budget) -> Result<Vec<Statement>, Pa
         if budget.spend(UNITS_PER_PROGRESS) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     };
     let options = ParseOptions::new().progress_callback(&mut progress);
-    // One step may read far ahead repeatedly, so the bytes that it reads count too. Without units
+    // A step may read far ahead repeatedly, so the bytes that it reads count too. Without units
     // there is no more text, and the result is dropped.
     let mut read = |at: usize, _| {
         let chunk = source.get(at..source.len().min(at.saturating_add(CHUNK))).unwrap_or_default();

@@ -3,7 +3,7 @@
 
 use stockade_model::Span;
 
-/// One byte of a word, or a value that only the shell could compute.
+/// Byte of a word, or a value that only the shell could compute.
 #[derive(Clone, Debug)]
 pub(crate) enum Atom {
     /// A byte; `quoted` bytes are never a glob, a brace or a tilde.
@@ -25,7 +25,7 @@ pub(crate) enum Dynamic {
     Opaque,
 }
 
-/// One word as written, before expansion.
+/// Word as written, before expansion.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Word {
     pub atoms: Vec<Atom>,
@@ -48,7 +48,7 @@ pub(crate) struct Nested {
 /// Connection of a script inside a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NestedKind {
-    /// Its output becomes text of the word.
+    /// The output becomes text of the word.
     Output,
     /// `<(...)`: its output becomes a file to read.
     ReadFrom,
@@ -82,7 +82,7 @@ pub(crate) enum Direction {
     HereDocument,
 }
 
-/// One redirection.
+/// Redirection of a command.
 #[derive(Clone, Debug)]
 pub(crate) struct Redirect {
     pub direction: Direction,
@@ -99,7 +99,7 @@ pub(crate) struct Simple {
     pub span: (usize, usize),
 }
 
-/// One statement.
+/// Statement of a script.
 #[derive(Clone, Debug)]
 pub(crate) enum Statement {
     Simple(Simple),

@@ -39,7 +39,7 @@ impl Flow {
     }
 }
 
-/// One argument after expansion.
+/// Argument after expansion.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Argument {
     pub atoms: Vec<Atom>,

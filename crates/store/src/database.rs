@@ -44,7 +44,7 @@ pub enum OpenError {
     Newer {
         /// Path of the store.
         path: PathBuf,
-        /// Its version.
+        /// Version of the file.
         found: i64,
         /// The newest version known here.
         known: i64,

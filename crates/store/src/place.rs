@@ -52,7 +52,7 @@ pub enum PlaceError {
     Mode {
         /// Path of the file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
     },
     /// Another process is creating the database and does not finish.

@@ -57,9 +57,9 @@ pub enum SandboxError {
     /// The sandbox is in another state.
     #[error("the sandbox `{id}` is {state}{}{}", .why.as_ref().map(|why| format!(": {why}")).unwrap_or_default(), remedy(*.state))]
     State {
-        /// Its identifier.
+        /// Identifier.
         id: SandboxId,
-        /// Its state.
+        /// State of the sandbox.
         state: SandboxState,
         /// Reason for the state.
         why: Option<String>,
@@ -70,7 +70,7 @@ pub enum SandboxError {
     /// The limit of sandboxes is reached.
     #[error("there are {MAX_ALIVE} sandboxes\nhint: destroy some, or give them a time to live")]
     TooMany,
-    /// Its directory is unavailable.
+    /// The directory is unavailable.
     #[error(transparent)]
     Place(#[from] PlaceError),
     /// The store failed.
@@ -130,19 +130,19 @@ pub struct Ending {
 /// Command that was run in a sandbox, with its resource use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CommandRecord {
-    /// Its request in the audit log.
+    /// Request of the command in the audit log.
     pub request: RequestId,
     /// User that ran it.
     pub user: String,
-    /// Its text.
+    /// Text of the command.
     pub text: String,
     /// Time of the request.
     pub started_ms: u64,
     /// Time of its end.
     pub ended_ms: u64,
-    /// Its status.
+    /// Status of the command.
     pub status: Status,
-    /// Its exit code, if it exited by itself.
+    /// Exit code, if the command exited by itself.
     pub exit_code: Option<i32>,
     /// Peak memory use, in bytes.
     pub memory_peak_bytes: Option<u64>,

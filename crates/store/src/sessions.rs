@@ -18,7 +18,7 @@ const ABOUT: &str = "session.json";
 /// Description of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// Its identifier.
+    /// Identifier.
     pub id: SessionId,
     /// The directory that its commands may write.
     pub workspace: RawText,
@@ -36,7 +36,7 @@ pub struct Sessions {
     root: PathBuf,
 }
 
-/// One session.
+/// Session of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
     id: SessionId,
@@ -57,7 +57,7 @@ pub enum BeginError {
     /// The session exists.
     #[error("there is a session `{0}`\nhint: `stockade session end {0}`, or another --name")]
     Open(SessionId),
-    /// Its directory is unavailable.
+    /// The directory is unavailable.
     #[error(transparent)]
     Place(#[from] PlaceError),
 }

@@ -29,7 +29,7 @@ pub enum Kind {
     Special,
 }
 
-/// One entry, with every property that an attack could change.
+/// Directory entry, with every property that an attack could change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Its kind.
@@ -57,7 +57,7 @@ pub struct Snapshot {
     pub entries: BTreeMap<PathBuf, Entry>,
 }
 
-/// One difference.
+/// Difference of two trees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Path relative to the top.

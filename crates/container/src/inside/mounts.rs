@@ -24,7 +24,7 @@ pub(crate) struct FoundObject {
     pub(crate) path: RawText,
     /// The number of its filesystem's device.
     pub(crate) device: u64,
-    /// Its inode number.
+    /// Inode number of the file.
     pub(crate) inode: u64,
 }
 

@@ -44,7 +44,7 @@ pub(crate) struct Probed {
     pub(crate) namespace: Option<u64>,
     /// A device with a route, other than the loopback.
     pub(crate) network: Option<String>,
-    /// Its mounts and devices.
+    /// Mounts and devices of the container.
     pub(crate) mounts: FoundMounts,
     /// Reachable paths among those to hide.
     pub(crate) reached: Vec<Reached>,
@@ -53,7 +53,7 @@ pub(crate) struct Probed {
 /// File or directory that a command can read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Reached {
-    /// Its path, without symbolic links.
+    /// Path without symbolic links.
     pub(crate) path: RawText,
     /// True if it is a directory.
     pub(crate) is_directory: bool,

@@ -52,7 +52,7 @@ pub enum Kind {
     Other(u16),
 }
 
-/// One question, with the data that an answer must repeat.
+/// Question, with the data that an answer must repeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     id: u16,

@@ -54,7 +54,7 @@ pub(crate) struct NameServer {
     upstream: Option<Upstream>,
 }
 
-/// One slot of a limited number; released when dropped.
+/// Slot of a limited number; released when dropped.
 struct Slot<'a>(&'a AtomicUsize);
 
 impl<'a> Slot<'a> {

@@ -88,7 +88,7 @@ impl Masks {
 /// Kind of a stream, which determines how its last bytes wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamKind {
-    /// One message with a known end.
+    /// Message with a known end.
     Message,
     /// A protocol that is not parsed: each side may be waiting for the last byte.
     Relay,

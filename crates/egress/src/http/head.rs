@@ -13,9 +13,9 @@ pub const FIELDS_MAX: usize = 128;
 /// Field of a head, as it was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Its name, with the case that was received.
+    /// Name, with the case that was received.
     pub name: String,
-    /// Its value, without spaces around it.
+    /// Value, without spaces around it.
     pub value: Vec<u8>,
 }
 

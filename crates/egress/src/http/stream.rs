@@ -253,7 +253,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     }
 }
 
-/// One body in transit: checked, counted, masked and framed.
+/// Body in transit: checked, counted, masked and framed.
 struct Flow<'a> {
     way: &'a Way<'a>,
     direction: Direction,

@@ -11,7 +11,7 @@ use super::machine::{Core, Found, Phase, grant_keys};
 use super::{Output, Planned};
 use crate::keys::Namespace;
 
-/// One round of questions about the denials of an attempt.
+/// Round of questions about the denials of an attempt.
 #[derive(Clone, Debug)]
 pub(super) struct Escalation {
     /// End of the attempt: the result if no approval follows.

@@ -42,7 +42,7 @@ pub(super) struct Holds {
     silent: bool,
 }
 
-/// One held call.
+/// Held call of an attempt.
 #[derive(Debug)]
 struct Hold {
     id: HoldId,
@@ -60,7 +60,7 @@ struct Hold {
 
 #[derive(Debug)]
 enum Stage {
-    /// Its key is being looked up.
+    /// The key is being looked up.
     Recalling(Vec<Slot>),
     /// Needs a question, about its directory or about itself.
     Wishing { directory: bool },

@@ -336,7 +336,7 @@ impl Core {
         if !known.is_empty() {
             self.pending.push_back(Pending::remembered(QuestionKind::Grants { grants: known }, true));
         }
-        // One question shows at most this many powers.
+        // A question shows at most this many powers.
         for grants in unknown.chunks(self.config.max_grants_asked.max(1)) {
             self.pending.push_back(Pending::open(QuestionKind::Grants { grants: grants.to_vec() }));
         }

@@ -255,7 +255,7 @@ pub enum Input {
     Standing(Standing),
     /// Remembered answers for each key, in order, and whether an approver is available now.
     Recalled {
-        /// One for each key.
+        /// Answer for each key.
         answers: Vec<Option<Remembered>>,
         /// True if an approver is available.
         approver: bool,
@@ -309,7 +309,7 @@ pub enum Input {
     HeldRecalled {
         /// Identifier of the call.
         id: HoldId,
-        /// One for each key, or the reason for a failed read.
+        /// Answer for each key, or the reason for a failed read.
         answers: Result<Vec<Option<Remembered>>, String>,
         /// True if an approver is available.
         approver: bool,

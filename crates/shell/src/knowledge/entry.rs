@@ -149,14 +149,14 @@ pub(crate) enum Arity {
     Pair(Kind),
 }
 
-/// One option.
+/// Option of a program or subcommand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OptionSpec {
     pub effect: Effect,
     pub arity: Arity,
 }
 
-/// One operand, or the last ones.
+/// Operand, or the last ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operand {
     pub kind: Kind,
@@ -164,7 +164,7 @@ pub(crate) struct Operand {
     pub many: bool,
 }
 
-/// One program or subcommand.
+/// Program or subcommand in the knowledge base.
 #[derive(Debug, Default)]
 pub(crate) struct Entry {
     /// Sorted by name.
@@ -213,7 +213,7 @@ pub(crate) struct Entry {
     pub assignments: bool,
     /// An argument that begins with `@` names a file of further arguments.
     pub at_files: bool,
-    /// Its arguments are classified by special code (find, test).
+    /// Special code classifies the arguments (find, test).
     pub special: bool,
 }
 

@@ -15,7 +15,7 @@ use self::text::{Value, pairs, tables};
 
 include!(concat!(env!("OUT_DIR"), "/index.rs"));
 
-/// One name, with the position of its table.
+/// Name, with the position of its table.
 struct Slot {
     name: &'static str,
     /// The name in the table's header.
@@ -64,7 +64,7 @@ fn tables_of(
     exact.chain(begun).map(|(_, at)| *at)
 }
 
-/// One set of `neutralise.toml`.
+/// Set of `neutralise.toml`.
 #[derive(Debug, Default)]
 pub(crate) struct Neutralising {
     pub remove: Vec<&'static str>,

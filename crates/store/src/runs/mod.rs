@@ -32,7 +32,7 @@ const OUTCOME: &str = "outcome.json";
 /// Description of a detached run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// Its identifier.
+    /// Identifier.
     pub id: RequestId,
     /// The session, if it has one.
     pub session: Option<SessionId>,
@@ -65,7 +65,7 @@ pub struct Runs {
     root: PathBuf,
 }
 
-/// One detached run.
+/// Detached run of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     id: RequestId,

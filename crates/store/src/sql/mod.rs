@@ -105,8 +105,8 @@ fn connect(path: &Path) -> Result<Connection, SqlError> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
     connection.pragma_update(None, "cell_size_check", true)?;
-    // One query plan for all parameters. Otherwise each bind compiles the statement again, at eight
-    // times the cost of a lookup.
+    // The same query plan serves all parameters. Otherwise each bind compiles the statement again,
+    // at eight times the cost of a lookup.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     // A use or a revocation must not be undone by a power failure.
     connection.pragma_update(None, "synchronous", "FULL")?;
