@@ -57,7 +57,7 @@ pub enum SandboxError {
     /// The sandbox is in another state.
     #[error("the sandbox `{id}` is {state}{}{}", .why.as_ref().map(|why| format!(": {why}")).unwrap_or_default(), remedy(*.state))]
     State {
-        /// Identifier.
+        /// Identifier of the sandbox.
         id: SandboxId,
         /// State of the sandbox.
         state: SandboxState,

@@ -18,7 +18,7 @@ const ABOUT: &str = "session.json";
 /// Description of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// Identifier.
+    /// Identifier of the session.
     pub id: SessionId,
     /// The directory that its commands may write.
     pub workspace: RawText,

@@ -59,7 +59,7 @@ pub struct Lab {
 
 impl Lab {
     /// Builds the environment at `top`, which must not exist; the account must be able to reach its
-    /// parent. `nonce` makes its secrets unique.
+    /// parent. A nonce makes its secrets unique.
     ///
     /// # Errors
     /// An error if any part of it cannot be made.

@@ -167,7 +167,7 @@ async fn upload<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     }
 }
 
-/// Forwards the answer, and the interim answers before it ("100 Continue").
+/// Forwards the answer, and the interim answers before it (such as "100 Continue").
 async fn download<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     server: &mut Reader<R>,
     client: &mut W,

@@ -32,7 +32,7 @@ const OUTCOME: &str = "outcome.json";
 /// Description of a detached run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// Identifier.
+    /// Identifier of the run.
     pub id: RequestId,
     /// The session, if it has one.
     pub session: Option<SessionId>,
