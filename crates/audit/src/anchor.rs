@@ -1,5 +1,5 @@
-//! Anchors: what is kept of a log outside its directory, so that a log and a head that
-//! were both put back to an earlier state are found.
+//! Anchors: data about a log that is kept outside its directory. They reveal that a log and its
+//! head were both restored to an earlier state.
 
 use std::fs::File;
 use std::io;
@@ -9,20 +9,20 @@ use crate::head::Boot;
 use crate::line::{self, Hash};
 use crate::scan::{Lines, Tip};
 
-/// A line of a log that was there once, to be kept elsewhere.
+/// A line that a log once contained, to be kept elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Anchor {
-    /// Which log: the hash of its first line.
+    /// Identifier of the log: the hash of its first line.
     pub log: Hash,
     /// Number of the line.
     pub seq: u64,
     /// Hash of the line.
     pub hash: Hash,
-    /// Where the line ends, in bytes from the start of the log.
+    /// End of the line, in bytes from the start of the log.
     pub end: u64,
-    /// The last line that was durable then.
+    /// Number of the last line that was durable then.
     pub durable: u64,
-    /// The boot in which it was noted.
+    /// Boot in which the anchor was recorded.
     pub boot: Boot,
 }
 
@@ -31,27 +31,27 @@ impl Anchor {
         Tip { seq: self.seq, hash: self.hash, end: self.end }
     }
 
-    /// True where the line may be missing without an attack: it was not on the disk
+    /// Returns whether the line may be missing without an attack, because it was not on the disk
     /// when the machine stopped.
     pub(crate) fn may_be_lost(&self, now: Boot) -> bool {
         self.seq > self.durable && !self.boot.is_same(now)
     }
 }
 
-/// The relation of an anchor to a log.
+/// Relation of an anchor to a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnchorState {
-    /// The log holds the line.
+    /// The log contains the line.
     Holds,
-    /// It is an anchor of another log.
+    /// The anchor belongs to another log.
     OtherLog,
     /// The line is missing, and may have been lost when the machine stopped.
     MayBeLost,
-    /// The log does not hold the line: it was cut or put back.
+    /// The log does not contain the line: it was truncated or restored.
     Missing,
 }
 
-/// The hash of the first line; `None` where there is none.
+/// Returns the hash of the first line; `None` if there is none.
 pub(crate) fn first_line_hash(log: &File, size: u64) -> io::Result<Option<Hash>> {
     let mut lines = Lines::new(log, 0, size);
     let Some(piece) = lines.next_piece()? else { return Ok(None) };
@@ -59,7 +59,7 @@ pub(crate) fn first_line_hash(log: &File, size: u64) -> io::Result<Option<Hash>>
     Ok(is_whole.then(|| line::parse(&lines.bytes).ok().map(|line| line.hash)).flatten())
 }
 
-/// True where the line that `tip` names ends where it says.
+/// Returns whether the line of `tip` ends at the offset of `tip`.
 pub(crate) fn holds_tip(log: &File, size: u64, tip: Tip) -> io::Result<bool> {
     if tip == Tip::START {
         return Ok(true);

@@ -1,7 +1,6 @@
-//! Writing entries for other programs: a JSON array, or CSV.
+//! Exports entries for other programs: as a JSON array or CSV.
 //!
-//! Strings keep the log's escapes, so that the result is as harmless to `cat`
-//! as the log.
+//! Strings keep the log's escapes, so that the result is as harmless on a terminal as the log.
 
 use std::io::{self, Write};
 
@@ -11,17 +10,17 @@ use serde_json::Value;
 use crate::line::value_json;
 use crate::query::{Content, Entry, Query, QueryError};
 
-/// The form of an export.
+/// Format of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// One array; each entry an object with `line`, `seq`, `event`, `error`.
+    /// One array; each entry is an object with `line`, `seq`, `event`, `error`.
     Json,
-    /// A header, then a record for each entry (RFC 4180): `line`, `seq`,
-    /// `time_ms`, `request`, `session`, `type`, `error`, `event` as JSON.
+    /// A header, then a record for each entry (RFC 4180): `line`, `seq`, `time_ms`, `request`,
+    /// `session`, `type`, `error`, `event` as JSON.
     Csv,
 }
 
-/// Why an export is not complete.
+/// Error if an export is incomplete.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// The log could not be read.
@@ -32,7 +31,7 @@ pub enum ExportError {
     Write(#[from] io::Error),
 }
 
-/// One entry as both forms need it.
+/// Fields of one entry for both formats.
 #[derive(Serialize)]
 struct Row {
     line: u64,
@@ -53,10 +52,10 @@ impl Row {
     }
 }
 
-/// Writes the entries of `query` to `out`; returns how many.
+/// Writes the entries of `query` to `out`; returns their number.
 ///
 /// # Errors
-/// When the log cannot be read to its end or `out` takes no more.
+/// [`ExportError`] if the log cannot be read to its end, or `out` cannot be written.
 pub fn export(query: Query, format: Format, out: &mut dyn Write) -> Result<u64, ExportError> {
     let mut count = 0;
     out.write_all(match format {

@@ -1,13 +1,13 @@
-//! The head: a signed note beside the log that names the last line appended and the last
-//! line made durable, so that a log that lost its end is seen to have lost it.
+//! Head of a log: a signed note in a file of its own, with the last appended line and the last
+//! durable line. It reveals that a log lost its end.
 //!
-//! It is one record of fixed size in a file of its own, overwritten in place: within one
-//! disk sector, without allocation, so neither a crash nor a full disk leaves half of it,
-//! and neither an append nor a commit pays a sync for it. It follows the log and never
-//! leads it: it is written after the lines that it names, and only forward.
+//! The head is one record of fixed size, overwritten in place, within one disk sector and without
+//! allocation. So neither a crash nor a full disk leaves half of it, and neither an append nor a
+//! commit costs a sync for it. It follows the log: it is written after its lines, and only moves
+//! forward.
 //!
-//! Lines that are not durable may be lost when the machine stops. The note therefore
-//! names the boot in which it was written: within one boot no appended line is lost.
+//! Lines that are not durable may be lost when the machine stops. Therefore the note contains the
+//! boot in which it was written: within one boot no appended line is lost.
 
 use std::fs::File;
 use std::io;
@@ -28,18 +28,18 @@ const HEAD_BYTES: usize = 512;
 /// Length of an unsigned head, which earlier versions wrote.
 const UNSIGNED_HEAD_BYTES: usize = 256;
 
-/// Where the kernel tells which boot this is (random(4)).
+/// File with the kernel's boot identifier (random(4)).
 const BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
 
-/// One boot of one machine: the first half of the kernel's random boot id.
+/// Boot of a machine: the first half of the kernel's random boot identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boot(u64);
 
 impl Boot {
-    /// The boot that cannot be told: `/proc` is missing.
+    /// Unknown boot: `/proc` is missing.
     const UNKNOWN: Self = Self(0);
 
-    /// The present boot.
+    /// Returns the current boot.
     pub(crate) fn current() -> Self {
         let digits: Option<Vec<u8>> = std::fs::read(BOOT_ID_FILE)
             .ok()
@@ -47,49 +47,49 @@ impl Boot {
         digits.and_then(|digits| parse_hex(&digits)).map_or(Self::UNKNOWN, |bytes| Self(u64::from_be_bytes(bytes)))
     }
 
-    /// True where no machine has stopped between the two.
+    /// Returns whether no machine has stopped between the two.
     pub(crate) fn is_same(self, other: Self) -> bool {
         self == other && self != Self::UNKNOWN
     }
 
-    /// True where a machine has surely stopped between the two.
+    /// Returns whether a machine has certainly stopped between the two.
     pub(crate) fn differs(self, other: Self) -> bool {
         self != other && self != Self::UNKNOWN && other != Self::UNKNOWN
     }
 
-    /// The form in which it is written.
+    /// Returns the text form.
     pub fn to_text(self) -> String {
         hex_digits(&self.0.to_be_bytes())
     }
 
-    /// Reads what [`to_text`](Self::to_text) wrote.
+    /// Parses the output of [`to_text`](Self::to_text).
     pub fn parse(text: &str) -> Option<Self> {
         parse_hex(text.as_bytes()).map(|bytes| Self(u64::from_be_bytes(bytes)))
     }
 }
 
-/// What a signed head says.
+/// Content of a signed head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeadNote {
-    /// The last line appended.
+    /// The last appended line.
     pub last: Tip,
-    /// The last line made durable.
+    /// The last durable line.
     pub durable: Tip,
     /// The boot in which `last` was written.
     pub boot: Boot,
-    /// How many lines were lost when machines stopped, in all.
+    /// Total number of lines that were lost when machines stopped.
     pub lost: u32,
-    /// The store has an anchor of this log.
+    /// True if the store has an anchor of this log.
     pub is_anchored: bool,
 }
 
 impl HeadNote {
-    /// Of an empty log.
+    /// Returns the note of an empty log.
     pub fn start(boot: Boot) -> Self {
         Self { last: Tip::START, durable: Tip::START, boot, lost: 0, is_anchored: false }
     }
 
-    /// The bytes of the file.
+    /// Returns the bytes of the file.
     pub fn render(&self, key: &SigningKey) -> Vec<u8> {
         let text = self.text();
         let signature = hex_digits(&key.sign(&signed_text(&text)));
@@ -99,7 +99,7 @@ impl HeadNote {
         out
     }
 
-    /// The record without its signature and end.
+    /// Returns the record without its signature and end.
     fn text(&self) -> String {
         let tip = |tip: Tip| format!(r#"{{"seq":{},"hash":"{}","end":{}}}"#, tip.seq, tip.hash, tip.end);
         format!(
@@ -126,7 +126,8 @@ impl HeadNote {
     }
 }
 
-/// The text that is signed. Its first line keeps the signature from meaning anything else.
+/// Returns the text to sign. Its first line keeps the signature from being valid for another
+/// purpose.
 fn signed_text(text: &str) -> Vec<u8> {
     format!("stockade audit head\n{text}").into_bytes()
 }
@@ -157,7 +158,7 @@ impl TipRecord {
     }
 }
 
-/// A head of an earlier version: the last durable line, unsigned.
+/// Head of an earlier version: the last durable line, unsigned.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct UnsignedRecord {
@@ -185,20 +186,20 @@ fn render_unsigned(tip: Tip) -> Vec<u8> {
     out
 }
 
-/// The contents of a head file.
+/// Content of a head file.
 pub(crate) enum Found {
     /// A signed head; its signature is not checked yet.
     Signed(SignedHead),
-    /// The last durable line by a head of an earlier version.
+    /// The last durable line of a head of an earlier version.
     Unsigned(Tip),
-    /// Nothing: its making was interrupted.
+    /// Empty: its creation was interrupted.
     Empty,
-    /// Something else.
+    /// Anything else.
     Broken,
 }
 
 impl Found {
-    /// The last line that it names, whether or not its signature holds.
+    /// Returns the last line of the head, whether or not its signature is valid.
     pub fn last_line(&self) -> Option<u64> {
         match self {
             Self::Signed(signed) => Some(signed.note.last.seq),
@@ -208,14 +209,14 @@ impl Found {
     }
 }
 
-/// A head with its signature, which may be anybody's.
+/// Head with a signature that is not checked.
 pub(crate) struct SignedHead {
     note: HeadNote,
     signature: [u8; SIGNATURE_BYTES],
 }
 
 impl SignedHead {
-    /// The note, if this key signed it.
+    /// Returns the note if this key signed it.
     pub fn checked(&self, key: &SigningKey) -> Option<HeadNote> {
         key.is_signature(&signed_text(&self.note.text()), &self.signature).then_some(self.note)
     }
@@ -237,7 +238,7 @@ pub(crate) fn read_bytes(file: &File) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Takes the bytes of a head apart.
+/// Parses the bytes of a head.
 pub(crate) fn parse(bytes: &[u8]) -> Found {
     if bytes.is_empty() {
         return Found::Empty;
@@ -246,7 +247,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Found {
         return Found::Unsigned(tip);
     }
     match HeadNote::parse(bytes) {
-        // Only the exact bytes that would be written are a head.
+        // A head must have exactly the bytes that would be written.
         Some((note, signature)) if is_rendered(&note, &signature, bytes) => {
             Found::Signed(SignedHead { note, signature })
         }

@@ -1,8 +1,8 @@
-//! The signing key of a log: an Ed25519 key that signs the head, so that a change of the
-//! log and its head together needs more than the right to write them.
+//! Signing key of a log: an Ed25519 key that signs the head. So a change of the log and its head
+//! together needs more than write permission.
 //!
-//! The key lies beside the log's directory, not in it: a copy of the directory that is
-//! handed to an auditor does not hold it.
+//! The key is beside the log's directory and not in it, so that a copy of the directory for an
+//! auditor does not contain it.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -19,19 +19,19 @@ use crate::place::{Place, PlaceError, system};
 /// Length of a signature, in bytes.
 pub(crate) const SIGNATURE_BYTES: usize = 64;
 
-/// First word of the key file: what the file is, and the version of its form.
+/// First word of the key file: the type of the file, and the version of its format.
 const FILE_MARK: &str = "stockade-audit-key-1";
 
-/// The key file is one short line; a longer file is another file.
+/// Longest key file, which is one short line; a longer file is another file.
 const MAX_FILE_BYTES: u64 = 256;
 
-/// A key that signs and checks heads.
+/// Key that signs and checks heads.
 pub(crate) struct SigningKey {
     pair: Ed25519KeyPair,
 }
 
 impl std::fmt::Debug for SigningKey {
-    /// Shows the public part alone.
+    /// Shows only the public part.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "SigningKey({})", hex_digits(self.public_key()))
     }
@@ -42,7 +42,7 @@ impl SigningKey {
         Some(Self { pair: Ed25519KeyPair::from_seed_unchecked(seed).ok()? })
     }
 
-    /// The public key, in bytes.
+    /// Returns the public key, in bytes.
     pub fn public_key(&self) -> &[u8] {
         self.pair.public_key().as_ref()
     }
@@ -51,35 +51,35 @@ impl SigningKey {
     pub fn sign(&self, text: &[u8]) -> [u8; SIGNATURE_BYTES] {
         let mut out = [0; SIGNATURE_BYTES];
         let signature = self.pair.sign(text);
-        // An Ed25519 signature always has 64 bytes; another length would verify as nothing.
+        // An Ed25519 signature always has 64 bytes; another length would never verify.
         if signature.as_ref().len() == SIGNATURE_BYTES {
             out.copy_from_slice(signature.as_ref());
         }
         out
     }
 
-    /// True for a signature of this text by this key.
+    /// Returns whether this is a signature of this text by this key.
     pub fn is_signature(&self, text: &[u8], signature: &[u8; SIGNATURE_BYTES]) -> bool {
         UnparsedPublicKey::new(&ED25519, self.public_key()).verify(text, signature).is_ok()
     }
 }
 
-/// The key files of one log.
+/// Key files of one log.
 pub(crate) struct KeyFiles {
     place: Place,
     name: OsString,
 }
 
-/// A key that was found, and whether its file has its final name.
+/// Stored key, with the state of its file name.
 pub(crate) struct StoredKey {
     pub key: SigningKey,
-    /// The head that it signed may not be written yet: the process that made the key
-    /// ended in between.
+    /// True if the signed head may not be written yet: the process that made the key ended before
+    /// that.
     pub is_pending: bool,
 }
 
 impl KeyFiles {
-    /// The key files of the log in `dir`. `None` where `dir` has no name of its own.
+    /// Returns the key files of the log in `dir`; `None` if `dir` has no name of its own.
     pub fn of_log(dir: &Path) -> Result<Option<Self>, PlaceError> {
         let Some(name) = dir.file_name() else { return Ok(None) };
         let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -88,7 +88,7 @@ impl KeyFiles {
         Ok(Some(Self { place: Place::open_parent(parent)?, name }))
     }
 
-    /// Path of the key file.
+    /// Returns the path of the key file.
     pub fn path(&self) -> PathBuf {
         self.place.path.join(&self.name)
     }
@@ -102,13 +102,13 @@ impl KeyFiles {
     /// Reads the key, if there is one.
     ///
     /// # Errors
-    /// A file that is not the caller's alone, or no key.
+    /// [`PlaceError`] if others than the caller can access the file, or it contains no key.
     pub fn load(&self) -> Result<Option<StoredKey>, PlaceError> {
         for (name, is_pending) in [(self.name.clone(), false), (self.pending_name(), true)] {
             if let Some(file) = self.place.open_private(&name, OFlags::RDONLY)? {
                 match read_key(file).map_err(system("read", &self.place.path.join(&name)))? {
                     Some(key) => return Ok(Some(StoredKey { key, is_pending })),
-                    // Its writing was interrupted; nothing was signed with it.
+                    // The write was interrupted; the key signed nothing.
                     None if is_pending => {}
                     None => {
                         let why = io::Error::new(io::ErrorKind::InvalidData, "it holds no signing key");
@@ -120,10 +120,10 @@ impl KeyFiles {
         Ok(None)
     }
 
-    /// Makes a key under its pending name. The caller holds the log's exclusive lock.
+    /// Creates a key under its pending name. The caller holds the log's exclusive lock.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// [`PlaceError`] if it cannot be written.
     pub fn create_pending(&self) -> Result<SigningKey, PlaceError> {
         let name = self.pending_name();
         let path = self.place.path.join(&name);
@@ -140,10 +140,10 @@ impl KeyFiles {
         Ok(key)
     }
 
-    /// Gives a pending key its final name, because the head that it signed is written.
+    /// Renames a pending key to its final name, because its head is written.
     ///
     /// # Errors
-    /// When it cannot be renamed.
+    /// [`PlaceError`] if it cannot be renamed.
     pub fn publish(&self) -> Result<(), PlaceError> {
         let fail = |e: rustix::io::Errno| system("create", &self.path())(e.into());
         rustix::fs::renameat(&self.place.fd, self.pending_name(), &self.place.fd, &self.name).map_err(fail)?;

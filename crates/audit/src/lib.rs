@@ -1,19 +1,19 @@
-//! The record: an append-only, hash-chained file of events (L10).
+//! Audit log: an append-only, hash-chained file of events (L10).
 //!
-//! One line is one JSON object. Each line carries its number, the hash of the
-//! line before it, the event, and its own hash. The last line and the last durable
-//! line are also named by the head, a signed note in a file of its own, so that neither
-//! a changed line nor a missing end goes unseen. Several processes may append at once.
+//! One line is one JSON object. Each line contains its number, the hash of the line before it, the
+//! event, and its own hash. The last line and the last durable line are also in the head, a signed
+//! note in a file of its own. So neither a changed line nor a missing end stays undetected. Several
+//! processes may append at the same time.
 //!
-//! [`verify`] finds an accident, a careless edit, and every change of the log and its head
-//! by a program that does not have the key, which lies beside the directory. An older log
-//! that is put back together with its signed head is found by an [`Anchor`] that is kept
-//! elsewhere ([`verify_with`]). A program that may read the key and write all of these can
-//! forge a log; against it, keep the head that [`verify`] reports on another machine.
+//! [`verify`] detects accidents, careless edits, and every change of the log and its head by a
+//! program without the key, which is beside the directory. An older log that is restored together
+//! with its signed head is detected by an [`Anchor`] that is kept elsewhere ([`verify_with`]). A
+//! program that can read the key and write all of these can forge a log. Against such a program,
+//! keep the head that [`verify`] reports on another machine.
 //!
-//! Absent on purpose: no clock, no randomness, no configuration, no decision on
-//! what is worth recording. Where the directory lies is the caller's business;
-//! it must be outside everything a sandbox may write (L7).
+//! The crate has on purpose no clock, no randomness, no configuration, and no decision about the
+//! events to record. The caller chooses the directory, which must be outside everything a sandbox
+//! may write (L7).
 
 #![forbid(unsafe_code)]
 

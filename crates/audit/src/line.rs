@@ -1,12 +1,11 @@
-//! The form of one line: how it is written, and what makes it whole.
+//! Format of one line: how it is written and checked.
 //!
-//! `{"seq":N,"prev":"HASH","event":{...},"hash":"HASH"}` and a newline. `hash`
-//! is the SHA-256 of every byte of the line before `,"hash"`, so a line can be
-//! checked with a text editor and `sha256sum`; `prev` is the `hash` of the line
-//! before, and 64 zeros in the first. No byte of a line is outside this, which
-//! is why a line is taken apart by position and not by a JSON parser.
+//! The format is `{"seq":N,"prev":"HASH","event":{...},"hash":"HASH"}` and a newline. `hash` is the
+//! SHA-256 of every byte of the line before `,"hash"`, so a line can be checked with a text editor
+//! and `sha256sum`. `prev` is the `hash` of the line before, and 64 zeros in the first. No byte of
+//! a line is outside this, so a line is parsed by position and not by a JSON parser.
 //!
-//! Knows nothing of files.
+//! This module does not access files.
 
 use std::fmt;
 use std::io;
@@ -17,18 +16,18 @@ use serde_json::ser::{CompactFormatter, Formatter};
 use sha2::{Digest as _, Sha256};
 use stockade_model::{Event, is_deceptive};
 
-/// The longest line, its newline included. A larger event is an error.
+/// Longest line, its newline included. A larger event is an error.
 pub const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// Length of `,"hash":"`, 64 digits and `"}`.
 const SUFFIX_BYTES: usize = 9 + 64 + 2;
 
-/// A SHA-256, in text 64 lower-case hexadecimal digits.
+/// SHA-256 hash, written as 64 lower-case hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Hash([u8; 32]);
 
 impl Hash {
-    /// What the first line has for a predecessor.
+    /// Predecessor of the first line.
     pub(crate) const GENESIS: Self = Self([0; 32]);
 
     pub(crate) fn of(bytes: &[u8]) -> Self {
@@ -44,7 +43,7 @@ impl Hash {
     }
 }
 
-/// The text is no SHA-256 in lower-case hexadecimal digits.
+/// Error if a text is no SHA-256 in lower-case hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not 64 lower-case hexadecimal digits")]
 pub struct HashError;
@@ -57,7 +56,7 @@ impl std::str::FromStr for Hash {
     }
 }
 
-/// Reads lower-case hexadecimal digits, two a byte, exactly `N` bytes of them.
+/// Parses lower-case hexadecimal digits, two for each byte, exactly `N` bytes.
 pub(crate) fn parse_hex<const N: usize>(hex: &[u8]) -> Option<[u8; N]> {
     let digit = |b: u8| match b {
         b'0'..=b'9' => Some(b - b'0'),
@@ -101,59 +100,59 @@ impl fmt::Debug for Hash {
     }
 }
 
-/// What is wrong with a line.
+/// Fault of a line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// It is not of the form that this crate writes.
+    /// The line does not have the format of this crate.
     #[error("it is not a line of this log: {0}")]
     Malformed(&'static str),
-    /// It is longer than [`MAX_LINE_BYTES`].
+    /// The line is longer than [`MAX_LINE_BYTES`].
     #[error("it is longer than {MAX_LINE_BYTES} bytes")]
     TooLong,
-    /// Its bytes are not those that its hash was made of.
+    /// The hash does not match the bytes.
     #[error("it was changed: its hash does not fit its bytes")]
     Hash,
-    /// Its number does not follow.
+    /// The number is not the next one.
     #[error("it has number {found} where {expected} follows: a line was removed, moved or inserted")]
     Sequence {
-        /// The number that follows.
+        /// The expected number.
         expected: u64,
-        /// The number found.
+        /// The found number.
         found: u64,
     },
-    /// It does not name the hash of the line before it.
+    /// The line does not contain the hash of the line before it.
     #[error("it does not follow the line before it: a line was replaced")]
     Link,
-    /// A note outside the log names a later line, and the log ends before it.
+    /// A note outside the log contains a later line, and the log ends before it.
     #[error("it is missing: {witness} says that the log reaches line {last}; {} cut off", lines(*count))]
     Missing {
-        /// The last line by the note.
+        /// The last line of the note.
         last: u64,
-        /// How many whole lines are missing.
+        /// Number of missing complete lines.
         count: u64,
-        /// The note that names the last line.
+        /// The note with the last line.
         witness: Witness,
     },
-    /// As [`Missing`](Self::Missing), of lines that were not on the disk yet when the
-    /// machine last stopped.
+    /// The same as [`Missing`](Self::Missing), for lines that were not on the disk when the machine
+    /// last stopped.
     #[error(
         "it is missing, and so is everything up to line {last} ({count} in all): lost when the machine stopped before it was on the disk, or cut off since"
     )]
     LostOrCut {
-        /// The last line by the note.
+        /// The last line of the note.
         last: u64,
-        /// How many whole lines are missing.
+        /// Number of missing complete lines.
         count: u64,
     },
-    /// The store names this line with another hash or at another place.
+    /// The store has this line with another hash or at another offset.
     #[error("it is not the line that the store names")]
     NotAnchor,
-    /// The head names this line with another hash or at another place.
+    /// The head has this line with another hash or at another offset.
     #[error("it is not the line that the head names")]
     NotHead,
 }
 
-/// The note outside the log by which a missing end is found.
+/// Note outside the log that reveals a missing end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Witness {
     /// The signed head beside the log.
@@ -175,7 +174,7 @@ fn lines(count: u64) -> String {
     if count == 1 { "1 whole line is".to_owned() } else { format!("{count} whole lines are") }
 }
 
-/// A line taken apart, sound in itself.
+/// Parsed line that is valid by itself.
 #[derive(Debug)]
 pub(crate) struct Line<'a> {
     pub seq: u64,
@@ -185,19 +184,19 @@ pub(crate) struct Line<'a> {
     pub event: &'a [u8],
 }
 
-/// The event as JSON in which nothing can move a cursor or hide.
+/// Returns the event as JSON without characters that move a cursor or are invisible.
 pub(crate) fn event_json(event: &Event) -> serde_json::Result<Vec<u8>> {
     value_json(event)
 }
 
-/// Any value as such JSON.
+/// Returns any value as such JSON.
 pub(crate) fn value_json<T: Serialize>(value: &T) -> serde_json::Result<Vec<u8>> {
     let mut out = Vec::with_capacity(512);
     value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, PlainFormatter))?;
     Ok(out)
 }
 
-/// Adds one whole line to `out` and returns its hash.
+/// Adds one complete line to `out` and returns its hash.
 pub(crate) fn push_line(out: &mut Vec<u8>, seq: u64, prev: Hash, event: &[u8]) -> Hash {
     let start = out.len();
     out.extend_from_slice(b"{\"seq\":");
@@ -212,7 +211,7 @@ pub(crate) fn push_line(out: &mut Vec<u8>, seq: u64, prev: Hash, event: &[u8]) -
     hash
 }
 
-/// The last bytes of the line with this hash, without its newline.
+/// Returns the last bytes of the line with this hash, without its newline.
 pub(crate) fn suffix(hash: Hash) -> Vec<u8> {
     let mut out = Vec::with_capacity(SUFFIX_BYTES);
     out.extend_from_slice(b",\"hash\":\"");
@@ -221,11 +220,10 @@ pub(crate) fn suffix(hash: Hash) -> Vec<u8> {
     out
 }
 
-/// Takes apart a line without its newline.
+/// Parses a line without its newline.
 ///
 /// # Errors
-/// [`Fault::Malformed`] or [`Fault::Hash`]; whether it follows the line before
-/// is not asked here.
+/// [`Fault::Malformed`] or [`Fault::Hash`]. Does not check whether it follows the line before.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Line<'_>, Fault> {
     let malformed = |why| move || Fault::Malformed(why);
     let at = bytes.len().checked_sub(SUFFIX_BYTES).ok_or_else(malformed("too short"))?;
@@ -250,8 +248,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Line<'_>, Fault> {
     Ok(Line { seq, prev, hash, event })
 }
 
-/// Compact JSON whose strings hold no character that a terminal would obey or
-/// not show: those are written `\uXXXX`, as JSON allows.
+/// Compact JSON formatter. Characters that a terminal would interpret or not show are written as
+/// `\uXXXX`, which JSON permits.
 struct PlainFormatter;
 
 impl Formatter for PlainFormatter {

@@ -1,10 +1,9 @@
-//! Appending: one chain for every process that writes it, and nothing
-//! acknowledged that could still be lost.
+//! Appending to a log: one chain for all processes that write it. Nothing is acknowledged that
+//! could still be lost.
 //!
-//! An append takes the file's lock, catches up with what others wrote, and
-//! writes whole lines; what cannot be written whole is taken away again. A
-//! commit makes everything appended so far durable, once for all who wait, and
-//! then moves the head.
+//! An append locks the file, reads the lines of other processes, and writes complete lines. An
+//! incomplete write is removed. A commit makes everything appended so far durable, once for all
+//! waiting threads, and then moves the head.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -24,35 +23,35 @@ use crate::opening::{OpenedLog, open_log};
 use crate::place::{FileLock, Place, PlaceError, system};
 use crate::scan::{self, Break, Followed, LOG_NAME, Tip};
 
-/// The largest batch, in bytes of its lines.
+/// Largest batch, in bytes of its lines.
 pub const MAX_BATCH_BYTES: usize = 16 << 20;
 
-/// How long a commit waits for another thread's sync, in milliseconds. A disk
-/// that is slower than this is not to be trusted with a decision.
+/// Time-out of a commit for another thread's sync, in milliseconds. A slower disk cannot be trusted
+/// with a decision.
 const COMMIT_WAIT_MS: u64 = 30_000;
 
-/// How many pieces may be set aside under one number.
+/// Most torn pieces that are stored for one line number.
 const MAX_TORN_FILES: u32 = 100;
 
 /// Number of a line, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Seq(pub u64);
 
-/// A piece that was never wholly written, found at the end and set aside.
+/// Incomplete piece at the end of a log, which was moved to a file of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Torn {
-    /// The number of the line that would have stood there.
+    /// The number that the line would have.
     pub seq: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Where it lies now.
+    /// Path of its file.
     pub file: PathBuf,
 }
 
-/// Why a log cannot be opened. In each case nothing was changed.
+/// Error if a log cannot be opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The directory or a file cannot serve.
+    /// The directory or a file is unsuitable.
     #[error(transparent)]
     Place(#[from] PlaceError),
     /// The chain is broken.
@@ -60,12 +59,12 @@ pub enum OpenError {
     Broken {
         /// Directory of the log.
         dir: PathBuf,
-        /// Where.
+        /// Number of the line.
         line: u64,
-        /// What is wrong.
+        /// The fault.
         fault: Fault,
     },
-    /// The key that signed the head is gone.
+    /// The key that signed the head is missing.
     #[error("the key `{}` that signs the audit log in `{}` is missing\nhint: put it back; or keep the log as evidence: move the directory away, and a new log is begun", RawText::from(key.as_path()), RawText::from(dir.as_path()))]
     Key {
         /// Directory of the log.
@@ -81,7 +80,7 @@ pub enum OpenError {
     },
 }
 
-/// Why nothing was appended.
+/// Error if nothing was appended.
 #[derive(Debug, thiserror::Error)]
 pub enum AppendError {
     /// The lock or a file failed.
@@ -92,7 +91,7 @@ pub enum AppendError {
     NoSpace {
         /// Directory of the log.
         dir: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
     /// The write failed for another reason.
@@ -100,7 +99,7 @@ pub enum AppendError {
     Write {
         /// Directory of the log.
         dir: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
     /// An event is larger than a line may be.
@@ -108,11 +107,11 @@ pub enum AppendError {
         "event {index} of this batch (`{kind}` of {request}) makes a line of {bytes} bytes; at most {MAX_LINE_BYTES} are recorded\nhint: make the command or its arguments shorter"
     )]
     TooLarge {
-        /// Its place in the batch, from 0.
+        /// Index in the batch, from 0.
         index: usize,
-        /// Its type.
+        /// Type of the event.
         kind: String,
-        /// Its request.
+        /// Request of the event.
         request: String,
         /// Length of its line.
         bytes: usize,
@@ -123,19 +122,19 @@ pub enum AppendError {
     /// An event cannot be written as JSON.
     #[error("event {index} of this batch cannot be written as JSON: {source}")]
     Json {
-        /// Its place in the batch, from 0.
+        /// Index in the batch, from 0.
         index: usize,
-        /// Why.
+        /// Error of the conversion.
         source: serde_json::Error,
     },
-    /// Somebody else changed the log.
+    /// Another program changed the log.
     #[error("the audit log in `{}` was changed by somebody else at line {line}: {fault}\nhint: keep it as evidence: move the directory away, and a new log is begun", RawText::from(dir.as_path()))]
     Broken {
         /// Directory of the log.
         dir: PathBuf,
-        /// Where.
+        /// Number of the line.
         line: u64,
-        /// What is wrong.
+        /// The fault.
         fault: Fault,
     },
     /// The open file is no longer the log.
@@ -144,24 +143,24 @@ pub enum AppendError {
         /// Directory of the log.
         dir: PathBuf,
     },
-    /// A sync failed earlier: what was written since cannot be trusted to last.
+    /// A sync failed earlier, so that later writes may not be durable.
     #[error("an earlier sync of the audit log failed\nhint: check the disk and start again")]
     Poisoned,
 }
 
-/// Why it is not certain that what was appended lasts.
+/// Error if durability is not certain.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
     /// The lock or the head failed.
     #[error(transparent)]
     Place(#[from] PlaceError),
-    /// The sync failed, now or earlier. The kernel reports a lost write once
-    /// only, so a log that failed to sync stays failed until it is opened anew.
+    /// The sync failed, now or earlier. The kernel reports a lost write only once, so a log that
+    /// failed to sync stays failed until it is opened again.
     #[error("the audit log in `{}` could not be made durable{}\nhint: check the disk and start again", RawText::from(dir.as_path()), because(source))]
     Sync {
         /// Directory of the log.
         dir: PathBuf,
-        /// The system's answer; `None` where an earlier sync failed.
+        /// Error of the system call; `None` if an earlier sync failed.
         source: Option<io::Error>,
     },
     /// The open file is no longer the log.
@@ -179,7 +178,7 @@ fn because(source: &Option<io::Error>) -> String {
     source.as_ref().map_or_else(String::new, |e| format!(": {e}"))
 }
 
-/// An open log. Share it between threads by reference.
+/// Open log. Threads share it by reference.
 #[derive(Debug)]
 pub struct Log {
     place: Place,
@@ -196,11 +195,11 @@ pub struct Log {
 
 #[derive(Debug)]
 struct State {
-    /// The last line known.
+    /// The last known line.
     tip: Tip,
-    /// What the head said when it was last read or written.
+    /// Content of the head when it was last read or written.
     note: HeadNote,
-    /// The bytes of the head then: the same bytes need no second check.
+    /// The bytes of the head at that time: equal bytes need no second check.
     head_bytes: Vec<u8>,
     syncing: bool,
     failed: bool,
@@ -208,15 +207,15 @@ struct State {
 }
 
 impl Log {
-    /// Opens the log in `dir`, and begins one where there is none. The
-    /// directory becomes mode 0700, its files 0600. A torn end is set aside,
-    /// see [`recovered`](Self::recovered).
+    /// Opens the log in `dir`, and begins one if there is none. The directory gets mode 0700, its
+    /// files 0600. A torn end is moved to a file of its own, see [`recovered`](Self::recovered).
     ///
-    /// Checked are the head and everything behind it, not the whole chain: that
-    /// is [`verify`](crate::verify)'s work.
+    /// Checks the head and everything after it, not the whole chain; [`verify`](crate::verify) does
+    /// that.
     ///
     /// # Errors
-    /// A place that is not the caller's alone, a broken chain, a missing end.
+    /// [`OpenError`] if others than the caller can access the path, the chain is broken, or the end
+    /// is missing.
     pub fn open(dir: &Path) -> Result<Self, OpenError> {
         let place = Place::create(dir)?;
         let path = dir.join(LOG_NAME);
@@ -235,33 +234,33 @@ impl Log {
         Ok(Self { place, path, file, identity, head, key, boot, state, synced: Condvar::new() })
     }
 
-    /// The torn piece that was set aside last, when the log was opened or since.
+    /// Returns the last torn piece that was moved, when the log was opened or later.
     pub fn recovered(&self) -> Option<Torn> {
         self.state().torn.clone()
     }
 
-    /// The last line that this log knows of: its number and hash; 0 where there
-    /// is none. Keep it elsewhere to be certain against a forger.
+    /// Returns the last line that this log knows: its number and hash; 0 if there is none. Keep it
+    /// elsewhere to detect forgeries reliably.
     pub fn head(&self) -> (Seq, Hash) {
         let tip = self.state().tip;
         (Seq(tip.seq), tip.hash)
     }
 
-    /// Appends one event. It lasts over the end of this process, and over a
-    /// loss of power after [`commit`](Self::commit).
+    /// Appends one event. It survives the end of this process, and a loss of power after
+    /// [`commit`](Self::commit).
     ///
     /// # Errors
-    /// Nothing was appended then: what was written of it was taken away again,
-    /// or is found torn and set aside later.
+    /// [`AppendError`] if nothing was appended: an incomplete write was removed, or is found torn
+    /// and moved later.
     pub fn append(&self, event: &Event) -> Result<Seq, AppendError> {
         self.append_all(std::slice::from_ref(event)).map(Seq)
     }
 
-    /// Appends events as neighbouring lines, all or none. Returns the number of
-    /// the last; `None` for no events.
+    /// Appends events as adjacent lines, all or none. Returns the number of the last; `None` for no
+    /// events.
     ///
     /// # Errors
-    /// As [`append`](Self::append); [`AppendError::BatchTooLarge`].
+    /// As for [`append`](Self::append); [`AppendError::BatchTooLarge`].
     pub fn append_batch(&self, events: &[Event]) -> Result<Option<Seq>, AppendError> {
         if events.is_empty() {
             return Ok(None);
@@ -298,11 +297,11 @@ impl Log {
         Ok(tip.seq)
     }
 
-    /// Makes what was appended so far durable, and moves the head there.
-    /// Threads that come during a sync share the next one.
+    /// Makes everything appended so far durable, and moves the head. Threads that call this during
+    /// a sync share the next one.
     ///
     /// # Errors
-    /// When it is not certain to last: then nothing that depends on it may start.
+    /// [`CommitError`] if durability is not certain; then nothing that depends on it may start.
     pub fn commit(&self) -> Result<(), CommitError> {
         let deadline = Instant::now() + Duration::from_millis(COMMIT_WAIT_MS);
         let mut state = self.state();
@@ -341,8 +340,8 @@ impl Log {
         Ok(())
     }
 
-    /// Called with the state locked, because the file lock does not keep two
-    /// threads of one process apart.
+    /// Moves the head. Called with the state locked, because the file lock does not exclude two
+    /// threads of one process.
     fn move_head(&self, state: &mut State, tip: Tip) -> Result<(), PlaceError> {
         let _lock = FileLock::exclusive(&self.file, &self.path)?;
         self.read_head(state)?;
@@ -355,7 +354,7 @@ impl Log {
         self.write_head(state, HeadNote { last, durable: tip, ..note }).map_err(system("write", &self.head_path()))
     }
 
-    /// Takes in what other processes wrote to the head since. The lock is held.
+    /// Reads the changes of other processes to the head. The lock is held.
     fn read_head(&self, state: &mut State) -> Result<(), PlaceError> {
         let path = self.head_path();
         let changed = || {
@@ -368,7 +367,7 @@ impl Log {
         }
         let Found::Signed(signed) = head::parse(&bytes) else { return Err(changed()) };
         let note = signed.checked(&self.key).ok_or_else(changed)?;
-        // A head only moves forward; a signed one of earlier was put back.
+        // A head only moves forward; an earlier signed one was restored.
         if note.last.seq < state.note.last.seq || note.durable.seq < state.note.durable.seq {
             return Err(changed());
         }
@@ -388,8 +387,8 @@ impl Log {
         self.place.path.join(HEAD_NAME)
     }
 
-    /// Demands that the log reaches the line which the head names: another process may
-    /// have appended it, and it may have been cut off since. The lock is held.
+    /// Requires that the log contains the last line of the head. Another process may have appended
+    /// that line, and it may have been removed since. The lock is held.
     fn demand_end(&self, state: &State) -> Result<(), AppendError> {
         let (tip, last) = (state.tip, state.note.last);
         let fault = match tip.seq.cmp(&last.seq) {
@@ -402,10 +401,10 @@ impl Log {
         Err(AppendError::Broken { dir: self.place.path.clone(), line: last.seq, fault })
     }
 
-    /// The last line, to be kept elsewhere; `None` of an empty log.
+    /// Returns the last line, to be kept elsewhere; `None` for an empty log.
     ///
     /// # Errors
-    /// When the log cannot be read.
+    /// [`PlaceError`] if the log cannot be read.
     pub fn anchor(&self) -> Result<Option<Anchor>, PlaceError> {
         let state = self.state();
         let (tip, note) = (state.tip, state.note);
@@ -415,10 +414,10 @@ impl Log {
         Ok(first.map(anchor))
     }
 
-    /// Compares the log with an anchor that was kept.
+    /// Compares the log with a stored anchor.
     ///
     /// # Errors
-    /// When the log cannot be read.
+    /// [`PlaceError`] if the log cannot be read.
     pub fn check_anchor(&self, anchor: &Anchor) -> Result<AnchorState, PlaceError> {
         let fail = |e| system("read", &self.path)(e);
         let size = self.file.metadata().map_err(fail)?.len();
@@ -433,11 +432,11 @@ impl Log {
         })
     }
 
-    /// Notes in the head that an anchor of this log is kept elsewhere: its absence is
-    /// found from then on.
+    /// Records in the head that an anchor of this log is kept elsewhere, so that its absence is
+    /// detected from now on.
     ///
     /// # Errors
-    /// When the head cannot be written.
+    /// [`PlaceError`] if the head cannot be written.
     pub fn note_anchored(&self) -> Result<(), PlaceError> {
         let mut state = self.state();
         if state.note.is_anchored {
@@ -449,7 +448,7 @@ impl Log {
         self.write_head(&mut state, note).map_err(system("write", &self.head_path()))
     }
 
-    /// Takes in what other processes appended since. The lock is held.
+    /// Reads the lines that other processes appended. The lock is held.
     fn catch_up(&self, state: &mut State) -> Result<(), AppendError> {
         let dir = || self.place.path.clone();
         let Some(size) = self.size_in_place()? else { return Err(AppendError::Replaced { dir: dir() }) };
@@ -473,7 +472,7 @@ impl Log {
         Ok(())
     }
 
-    /// The log's length, if the open file is still the one that has its name.
+    /// Returns the log's length, if the open file still has its name.
     fn size_in_place(&self) -> Result<Option<u64>, PlaceError> {
         match rustix::fs::statat(&self.place.fd, LOG_NAME, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if (stat.st_dev, stat.st_ino) == self.identity => Ok(Some(size_of(&stat))),
@@ -482,8 +481,8 @@ impl Log {
         }
     }
 
-    /// Cuts off what a failed write left. Where even that fails, the piece is
-    /// found torn by whoever appends or opens next.
+    /// Removes the remains of a failed write. If this fails too, the next process that appends or
+    /// opens finds the piece torn.
     fn take_back(&self, tip: Tip, source: io::Error) -> AppendError {
         let _ = self.file.set_len(tip.end);
         let dir = self.place.path.clone();
@@ -497,7 +496,7 @@ impl Log {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic elsewhere leaves nothing half done that the next catch-up does not see.
+        // The next catch-up detects anything that a panic left incomplete.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -529,8 +528,8 @@ fn too_large(index: usize, event: &Event, bytes: usize) -> AppendError {
     AppendError::TooLarge { index, kind, request: event.request.to_string(), bytes }
 }
 
-/// Moves what lies behind `tip` into a file of its own. The lock is held. The
-/// copy is durable before the log is cut, so a crash loses neither.
+/// Moves the bytes after `tip` to a file of their own. The lock is held. The copy is durable before
+/// the log is truncated, so a crash loses neither.
 pub(crate) fn set_aside(place: &Place, log: &File, tip: Tip, size: u64) -> Result<Torn, PlaceError> {
     let seq = tip.seq + 1;
     for attempt in 0..MAX_TORN_FILES {

@@ -1,5 +1,5 @@
-//! Opening a log: its head and its key are checked against what the log holds, and a head
-//! of an earlier version is replaced by a signed one.
+//! Opens a log: checks its head and its key against the log, and replaces a head of an earlier
+//! version by a signed one.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use crate::log::{OpenError, Torn, set_aside};
 use crate::place::{Place, system};
 use crate::scan::{self, Break, Followed, LOG_NAME, Tip};
 
-/// A log that was checked.
+/// Log that was checked.
 pub(crate) struct OpenedLog {
     pub head: File,
     pub key: SigningKey,
@@ -25,16 +25,16 @@ pub(crate) struct OpenedLog {
     pub torn: Option<Torn>,
 }
 
-/// The head that was found, before the log is compared with it.
+/// The head as found, before the log is compared with it.
 struct FoundHead {
     file: Option<File>,
     note: HeadNote,
-    /// `None` where the file must be written anew whatever the note says.
+    /// `None` if the file must be written again, whatever the note contains.
     bytes: Option<Vec<u8>>,
 }
 
-/// Checks the log against its head, and writes the head where it must change. The caller
-/// holds the log's exclusive lock.
+/// Checks the log against its head, and writes the head if it must change. The caller holds the
+/// log's exclusive lock.
 pub(crate) fn open_log(place: &Place, keys: &KeyFiles, log: &File, size: u64) -> Result<OpenedLog, OpenError> {
     let stored = keys.load()?;
     let now = Boot::current();
@@ -48,7 +48,7 @@ pub(crate) fn open_log(place: &Place, keys: &KeyFiles, log: &File, size: u64) ->
     if tip.seq < note.last.seq {
         note.lost = note.lost.saturating_add(u32::try_from(note.last.seq - tip.seq).unwrap_or(u32::MAX));
     } else if start != note.last {
-        // Nothing is missing, but the line that the head names is another one.
+        // Nothing is missing, but the line in the head is another one.
         return Err(OpenError::Broken { dir: place.path.clone(), line: note.last.seq, fault: Fault::NotHead });
     }
     note.last = tip;
@@ -82,24 +82,24 @@ fn find_head(
             Ok(FoundHead { file, note, bytes: Some(bytes) })
         }
         (Found::Signed(_), None) => Err(OpenError::Key { dir: place.path.clone(), key: keys.path() }),
-        // A log of an earlier version: from here on its head is signed.
+        // A log of an earlier version: from now on its head is signed.
         (Found::Unsigned(tip), None | Some(StoredKey { is_pending: true, .. })) => {
             let note = HeadNote { last: tip, durable: tip, ..HeadNote::start(now) };
             Ok(FoundHead { file, note, bytes: None })
         }
-        // Its making was interrupted, and nothing was appended since.
+        // The creation was interrupted, and nothing was appended since.
         (Found::Empty, _) if size == 0 => Ok(FoundHead { file, note: HeadNote::start(now), bytes: None }),
         (Found::Unsigned(_) | Found::Empty | Found::Broken, _) => Err(broken()),
     }
 }
 
-/// Demands the lines that the note names, but for those that a stop of the machine may
-/// have taken. Gives the note, and the line from which the rest is to be followed.
+/// Requires the lines of the note, except those that a stop of the machine may have lost. Returns
+/// the note, and the line after which the check continues.
 fn compare(place: &Place, log: &File, size: u64, mut note: HeadNote, now: Boot) -> Result<(HeadNote, Tip), OpenError> {
     let holds = |tip| holds_tip(log, size, tip).map_err(system("read", &place.path.join(LOG_NAME)));
     if holds(note.last)? {
         if note.boot.differs(now) {
-            // It was read from the disk after a stop of the machine.
+            // The line was read from the disk after a stop of the machine.
             note.durable = note.last;
         }
         return Ok((note, note.last));
@@ -125,7 +125,7 @@ pub(crate) fn count_whole_lines(log: &File, size: u64) -> io::Result<u64> {
     Ok(count)
 }
 
-/// Writes the head where it is not there as it is to be.
+/// Writes the head if the file differs from it.
 fn write_head(
     place: &Place,
     log: &File,
@@ -145,7 +145,7 @@ fn write_head(
     let bytes = note.render(key);
     head::write(&file, &bytes).map_err(system("write", &path))?;
     if found.bytes.is_none() {
-        // Once in the life of a log: its files are there with their names, or not at all.
+        // Once for each log: its files have their names, or do not exist.
         file.sync_all().map_err(system("sync", &path))?;
         log.sync_all().map_err(system("sync", &place.path.join(LOG_NAME)))?;
         place.sync()?;
@@ -170,7 +170,7 @@ mod tests {
         }
     }
 
-    /// A log of two durable lines and three that are not, written in another boot.
+    /// Creates a log of two durable lines and three others, written in another boot.
     fn of_earlier_boot(dir: &Path) {
         let log = Log::open(dir).unwrap();
         append(&log, 2);
@@ -236,7 +236,7 @@ mod tests {
         of_earlier_boot(&dir);
         let log = Log::open(&other).unwrap();
         append(&log, 2);
-        // The first two lines of both are equal; the others carry other times.
+        // The first two lines of both are equal; the others have other times.
         append(&log, 1);
         append(&log, 4);
         std::fs::copy(other.join(LOG_NAME), dir.join(LOG_NAME)).unwrap();

@@ -1,7 +1,7 @@
-//! The directory and the files of a log: opened without following links, and
-//! only where nobody but the owner could have put something else (L7).
+//! Directory and files of a log: opened without following symbolic links, and only if no other user
+//! could have replaced them (L7).
 //!
-//! Knows nothing of what the files hold.
+//! This module does not depend on the content of the files.
 
 use std::fs::File;
 use std::io;
@@ -13,54 +13,54 @@ use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use stockade_model::RawText;
 
-/// How long to wait for another process's append before giving up, in
-/// milliseconds. An append holds the lock for microseconds.
+/// Time-out for another process's append, in milliseconds. An append holds the lock for
+/// microseconds.
 pub const LOCK_WAIT_MS: u64 = 5_000;
-/// How long to wait in all while others go on appending, in milliseconds: a thousand
-/// runs that start at once all get their turn.
+/// Total time-out while other processes continue to append, in milliseconds. A thousand runs that
+/// start at the same time can all append within it.
 const CROWD_WAIT_MS: u64 = 60_000;
-/// Longest pause between two tries. Many who wait and look often would leave no
-/// processor to those who append.
+/// Longest pause between two attempts. Many processes that poll often would leave no processor to
+/// the one that appends.
 const PAUSE_MAX: Duration = Duration::from_millis(16);
 
-/// Why a directory or file cannot serve.
+/// Error if a directory or file is unsuitable.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
-    /// The system said no.
+    /// A system call failed.
     #[error("cannot {what} `{}`: {source}", shown(path))]
     System {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
-        /// On what.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// It is a link, or not a file or directory at all.
+    /// The path is a symbolic link, or neither a file nor a directory.
     #[error(
         "`{}` is not a {expected} of its own: links are not followed here\nhint: remove it, or name another directory",
         shown(path)
     )]
     Kind {
-        /// What it should be.
+        /// The expected type.
         expected: &'static str,
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// It belongs to somebody else.
+    /// The file belongs to another user.
     #[error("`{}` belongs to user {owner}, not to the caller\nhint: name a directory of your own", shown(path))]
     Owner {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Its owner's user id.
+        /// User id of its owner.
         owner: u32,
     },
-    /// Others may read or write it.
+    /// Other users may read or write the file.
     #[error("others may reach `{}` (mode {mode:04o})\nhint: chmod go= '{}'", shown(path), shown(path))]
     Mode {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
     },
     /// Another process kept the log locked.
@@ -69,7 +69,7 @@ pub enum PlaceError {
         shown(path)
     )]
     Busy {
-        /// Which.
+        /// Path of the log.
         path: PathBuf,
     },
 }
@@ -78,7 +78,7 @@ fn shown(path: &Path) -> String {
     RawText::from(path).escaped()
 }
 
-/// An open directory and the name it was opened by.
+/// Open directory, with the path that was used to open it.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub fd: OwnedFd,
@@ -86,12 +86,12 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Opens the directory, made with mode 0700 where it is missing, and
-    /// demands that it is the caller's alone.
+    /// Opens the directory, creates it with mode 0700 if it is missing, and requires that only the
+    /// caller can access it.
     pub fn create(path: &Path) -> Result<Self, PlaceError> {
         use std::os::unix::fs::DirBuilderExt;
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).or_else(|source| {
-            // A link or a file in its place is reported by `open_existing`, by its name.
+            // `open_existing` reports a symbolic link or a file at this path, by its name.
             if path.symlink_metadata().is_ok() { Ok(()) } else { Err(system("create", path)(source)) }
         })?;
         let place = Self::open_existing(path)?;
@@ -100,8 +100,8 @@ impl Place {
         Ok(place)
     }
 
-    /// Opens the directory for reading; no demand is made on its owner, for an
-    /// auditor may read another's log.
+    /// Opens the directory for reading. Its owner is not checked, because an auditor may read
+    /// another user's log.
     pub fn open_existing(path: &Path) -> Result<Self, PlaceError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| match e {
@@ -111,16 +111,16 @@ impl Place {
         Ok(Self { fd, path: path.to_owned() })
     }
 
-    /// Opens the directory around a log's. Links that lead to it are followed: they are
-    /// the caller's choice of a place, as those above the log's directory are.
+    /// Opens the parent directory of a log. Symbolic links to it are followed, because they are the
+    /// caller's choice, like those above the log's directory.
     pub fn open_parent(path: &Path) -> Result<Self, PlaceError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| system("open", path)(e.into()))?;
         Ok(Self { fd, path: path.to_owned() })
     }
 
-    /// Opens a file of the directory that must be the caller's alone. `None`
-    /// where it is missing and `flags` do not make it.
+    /// Opens a file of the directory that only the caller may access. `None` if it is missing and
+    /// `flags` do not create it.
     pub fn open_private(&self, name: impl AsRef<Path>, flags: OFlags) -> Result<Option<File>, PlaceError> {
         let name = name.as_ref();
         let path = self.path.join(name);
@@ -139,7 +139,8 @@ impl Place {
 
     fn open_file(&self, name: &Path, flags: OFlags) -> Result<Option<(File, Stat)>, PlaceError> {
         let path = self.path.join(name);
-        // Non-blocking, so that a fifo put there cannot hold us; a regular file does not care.
+        // Non-blocking, so that a fifo at this path cannot block; it has no effect on a regular
+        // file.
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR) {
             Ok(fd) => fd,
@@ -171,16 +172,16 @@ fn demand_private(stat: &Stat, path: &Path) -> Result<(), PlaceError> {
     Ok(())
 }
 
-/// Makes a [`PlaceError::System`] of an error.
+/// Converts an error to [`PlaceError::System`].
 pub(crate) fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PlaceError {
     let path = path.to_owned();
     move |source| PlaceError::System { what, path, source }
 }
 
-/// A held lock of the log; gone when dropped.
+/// Lock of the log; released when dropped.
 ///
-/// It belongs to the open file, not to the thread: two threads that share one
-/// open file do not exclude each other, and must hold a mutex around it.
+/// The lock belongs to the open file and not to the thread. Two threads that share one open file do
+/// not exclude each other, and must hold a mutex around it.
 pub(crate) struct FileLock<'a> {
     file: &'a File,
 }
@@ -219,7 +220,7 @@ impl<'a> FileLock<'a> {
 
 impl Drop for FileLock<'_> {
     fn drop(&mut self) {
-        // Unlocking a lock that is held cannot fail; closing the file would do it too.
+        // Unlocking a held lock cannot fail; closing the file would unlock it too.
         let _ = rustix::fs::flock(self.file.as_fd(), FlockOperation::Unlock);
     }
 }

@@ -1,8 +1,7 @@
-//! Reading: the entries of a log that fit a filter, in order.
+//! Reads the entries of a log that match a filter, in order.
 //!
-//! A line that cannot be read is shown as such and hides nothing behind it; it
-//! fits every filter, because what it was is not known. Whether the chain holds
-//! is not asked here, see [`verify`](crate::verify).
+//! A line that cannot be read is returned as such and hides no later line. It matches every filter,
+//! because its content is unknown. The chain is not checked here, see [`verify`](crate::verify).
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -15,71 +14,71 @@ use crate::log::Seq;
 use crate::place::{FileLock, Place, PlaceError, system};
 use crate::scan::{LOG_NAME, Lines};
 
-/// What to show. Every field that is set must fit.
+/// Selection of entries. Every field that is set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Of this request.
+    /// Only this request.
     pub request: Option<RequestId>,
-    /// Of this session.
+    /// Only this session.
     pub session: Option<SessionId>,
-    /// Of this type, as the log writes it: `denied`, `starting`.
+    /// Only this type, as the log writes it: `denied`, `starting`.
     pub kind: Option<String>,
-    /// Not before, in milliseconds since the epoch.
+    /// Earliest time, in milliseconds since the epoch.
     pub since_ms: Option<u64>,
-    /// Before this, in milliseconds since the epoch.
+    /// Time before which entries match, in milliseconds since the epoch.
     pub until_ms: Option<u64>,
-    /// With this in one of its texts, letter for letter.
+    /// Text that one of its strings must contain literally.
     pub text: Option<String>,
 }
 
-/// One line.
+/// Line of a log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     /// Line number, from 1.
     pub line: u64,
-    /// What it holds.
+    /// Content of the line.
     pub content: Content,
 }
 
-/// What a line holds.
+/// Content of a line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
     /// An event.
     Event {
-        /// Its number.
+        /// Number of the line.
         seq: Seq,
-        /// It.
+        /// The event.
         event: Box<Event>,
     },
-    /// A sound line with an event that this version does not know.
+    /// A valid line with an event that this version does not know.
     Unknown {
-        /// Its number.
+        /// Number of the line.
         seq: Seq,
-        /// Its JSON. Text in it is not escaped for a terminal.
+        /// JSON of the event. Text in it is not escaped for a terminal.
         event: Value,
     },
-    /// A line that is not sound.
+    /// A line that is not valid.
     Broken {
-        /// Why.
+        /// The fault.
         why: Fault,
-        /// Its bytes; empty where it is too long.
+        /// Bytes of the line; empty if it is too long.
         bytes: RawText,
     },
 }
 
-/// Why a log cannot be read, or not further.
+/// Error if a log cannot be read, or not to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
     /// The directory or a file cannot be read.
     #[error(transparent)]
     Place(#[from] PlaceError),
-    /// It became shorter while it was read.
+    /// The log became shorter while it was read.
     #[error("`{}` became shorter while it was read", RawText::from(path.as_path()))]
     Shortened {
         /// The file.
         path: PathBuf,
     },
-    /// There is none.
+    /// There is no log.
     #[error("there is no audit log in `{}`\nhint: name the directory that holds `{LOG_NAME}`", RawText::from(dir.as_path()))]
     NoLog {
         /// Directory.
@@ -87,11 +86,10 @@ pub enum QueryError {
     },
 }
 
-/// Starts reading the log in `dir` as it is now; what is appended meanwhile is
-/// left out.
+/// Starts to read the log in `dir` in its current state; later lines are omitted.
 ///
 /// # Errors
-/// When there is no log or it cannot be opened.
+/// [`QueryError`] if there is no log or it cannot be opened.
 pub fn query(dir: &Path, filter: Filter) -> Result<Query, QueryError> {
     let place = Place::open_existing(dir)?;
     let path = dir.join(LOG_NAME);
@@ -102,7 +100,7 @@ pub fn query(dir: &Path, filter: Filter) -> Result<Query, QueryError> {
     Ok(Query { lines: Lines::new(log, 0, size), path, filter, line: 0, failed: false })
 }
 
-/// The entries, one by one. Ends after the first error.
+/// Iterator over the entries. Ends after the first error.
 pub struct Query {
     lines: Lines<File>,
     path: PathBuf,
@@ -112,10 +110,11 @@ pub struct Query {
 }
 
 impl Query {
-    /// Goes on with what was appended since, behind what was there before.
+    /// Continues with the lines that were appended since, after the previous ones.
     ///
     /// # Errors
-    /// When the log cannot be examined, or became shorter: then it is another.
+    /// [`QueryError`] if the log cannot be examined, or became shorter and is therefore another
+    /// log.
     pub fn look_again(&mut self) -> Result<(), QueryError> {
         let lock = FileLock::shared(self.lines.file(), &self.path)?;
         let size = self.lines.file().metadata().map_err(system("examine", &self.path))?.len();
@@ -160,7 +159,7 @@ impl Iterator for Query {
 }
 
 impl Filter {
-    /// The content of a sound line, if it fits.
+    /// Returns the content of a valid line, if it matches.
     fn content(&self, line: &line::Line<'_>) -> Option<Content> {
         let seq = Seq(line.seq);
         let Ok(value) = serde_json::from_slice::<Value>(line.event) else {

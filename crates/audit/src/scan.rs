@@ -1,4 +1,4 @@
-//! Reading lines in order with bounded memory, and following the chain.
+//! Reads lines in order with bounded memory, and follows the chain.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -9,21 +9,21 @@ use crate::line::{self, Fault, Hash, MAX_LINE_BYTES};
 /// Name of the log.
 pub(crate) const LOG_NAME: &str = "audit.jsonl";
 
-/// The last line of a sound stretch of the log.
+/// Last line of a valid part of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tip {
-    /// Its number; also its line number, for the first line is 1.
+    /// Number of the line; also its line number, because the first line is 1.
     pub seq: u64,
     pub hash: Hash,
-    /// Where it ends, in bytes from the start of the file.
+    /// End of the line, in bytes from the start of the file.
     pub end: u64,
 }
 
 impl Tip {
-    /// Of an empty log.
+    /// Tip of an empty log.
     pub const START: Self = Self { seq: 0, hash: Hash::GENESIS, end: 0 };
 
-    /// The tip after `piece`, if that is sound and follows.
+    /// Returns the tip after `piece`, if that is valid and follows.
     pub fn follow(self, piece: &Piece, bytes: &[u8]) -> Result<Self, Fault> {
         if piece.too_long {
             return Err(Fault::TooLong);
@@ -39,18 +39,18 @@ impl Tip {
     }
 }
 
-/// Where a piece between two newlines lies.
+/// Position of a piece between two newlines.
 pub(crate) struct Piece {
     pub start: u64,
-    /// After its newline.
+    /// Offset after its newline.
     pub end: u64,
-    /// It ends in a newline.
+    /// True if it ends in a newline.
     pub terminated: bool,
-    /// It is over the bound; its bytes were dropped.
+    /// True if it exceeds the limit; its bytes were dropped.
     pub too_long: bool,
 }
 
-/// The lines of a stretch of a file. Holds at most one line.
+/// Lines of a part of a file. Holds at most one line.
 pub(crate) struct Lines<R> {
     reader: BufReader<Stretch<R>>,
     at: u64,
@@ -63,12 +63,12 @@ impl<R: std::borrow::Borrow<File>> Lines<R> {
         Self { reader, at: start, bytes: Vec::new() }
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> &File {
         self.reader.get_ref().file.borrow()
     }
 
-    /// Moves the end of the stretch; false where it lies before the end there was.
+    /// Moves the end of the part; returns false if it is before the previous end.
     pub fn extend(&mut self, end: u64) -> bool {
         let stretch = self.reader.get_mut();
         let grows = end >= stretch.end;
@@ -76,7 +76,7 @@ impl<R: std::borrow::Borrow<File>> Lines<R> {
         grows
     }
 
-    /// The next piece; its bytes, without the newline, are in `self.bytes`.
+    /// Reads the next piece; its bytes, without the newline, are in `self.bytes`.
     pub fn next_piece(&mut self) -> io::Result<Option<Piece>> {
         let mut piece = Piece { start: self.at, end: self.at, terminated: false, too_long: false };
         self.bytes.clear();
@@ -108,7 +108,7 @@ impl<R: std::borrow::Borrow<File>> Lines<R> {
     }
 }
 
-/// A file between two places, without its cursor.
+/// A file between two offsets, independent of its cursor.
 struct Stretch<R> {
     file: R,
     at: u64,
@@ -124,15 +124,15 @@ impl<R: std::borrow::Borrow<File>> Read for Stretch<R> {
     }
 }
 
-/// What follows a known tip.
+/// Content after a known tip.
 pub(crate) enum Followed {
     /// A chain up to the end.
     Whole(Tip),
-    /// A chain, and behind it a piece that was never wholly written.
+    /// A chain, followed by an incomplete piece.
     Torn(Tip),
 }
 
-/// A break that no torn write explains.
+/// Break that a torn write does not explain.
 pub(crate) struct Break {
     pub line: u64,
     pub fault: Fault,
@@ -140,8 +140,8 @@ pub(crate) struct Break {
 
 /// Follows the chain from `tip` to `size`.
 ///
-/// A torn write leaves one end that is not sound and nothing sound behind it.
-/// Everything else was done by somebody, and is an error.
+/// A torn write leaves one invalid end with nothing valid after it. Any other fault was caused by a
+/// change, and is an error.
 pub(crate) fn follow(file: &File, tip: Tip, size: u64) -> io::Result<Result<Followed, Break>> {
     let mut lines = Lines::new(file, tip.end, size);
     let mut tip = tip;
@@ -164,7 +164,7 @@ pub(crate) fn follow(file: &File, tip: Tip, size: u64) -> io::Result<Result<Foll
     Ok(Ok(if torn.is_some() { Followed::Torn(tip) } else { Followed::Whole(tip) }))
 }
 
-/// Copies a stretch of `from` to `to`.
+/// Copies a part of `from` to `to`.
 pub(crate) fn copy_stretch(from: &File, start: u64, end: u64, to: &File) -> io::Result<()> {
     let mut to = to;
     io::copy(&mut Stretch { file: from, at: start, end }, &mut to).map(drop)

@@ -1,6 +1,6 @@
-//! Checking a whole log: every line, the chain, and that the end is there.
+//! Checks a whole log: every line, the chain, and that the end exists.
 //!
-//! Only reads. Memory is bounded by one line, whatever the log holds.
+//! The check only reads. Memory is bounded by one line, whatever the log contains.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,55 +15,55 @@ use crate::log::Seq;
 use crate::place::{FileLock, Place, PlaceError, system};
 use crate::scan::{LOG_NAME, Lines, Tip};
 
-/// How many set-aside files are named in a report.
+/// Most torn files that a report lists.
 const MAX_SET_ASIDE: usize = 1_000;
 
-/// A log that holds.
+/// Report of a valid log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
     /// Number of lines.
     pub entries: u64,
     /// The last line: its number and hash.
     pub head: (Seq, Hash),
-    /// The first line's hash, which names the log; `None` of an empty log.
+    /// The first line's hash, which identifies the log; `None` for an empty log.
     pub log: Option<Hash>,
-    /// The last line that was made durable.
+    /// The last durable line.
     pub durable: Seq,
-    /// The last line that the signed head names: no line up to it was cut off, unless by
-    /// a holder of the key. `None` where the head is of an earlier version and not signed.
+    /// The last line of the signed head: no line up to it was removed, except by a holder of the
+    /// key. `None` if the head is of an earlier version and not signed.
     pub signed: Option<Seq>,
     /// The public key that signed the head, in hexadecimal digits.
     pub key: Option<String>,
-    /// The last line that an anchor outside the directory names, of those given.
+    /// The last line of the given anchors from outside the directory.
     pub anchored: Option<Seq>,
-    /// How many lines were lost when the machine stopped before they were on the disk.
+    /// Number of lines that were lost when the machine stopped before they were on the disk.
     pub lost: u32,
-    /// Length in bytes of a last line that was never wholly written, 0 if there
-    /// is none. It belongs to no acknowledged event; the next append sets it aside.
+    /// Length in bytes of an incomplete last line, 0 if there is none. It belongs to no
+    /// acknowledged event; the next append moves it to a file of its own.
     pub torn_bytes: u64,
-    /// Torn pieces set aside earlier, by name.
+    /// Torn pieces that were moved earlier, by name.
     pub set_aside: Vec<PathBuf>,
 }
 
-/// Why a log does not hold.
+/// Error if a log is not valid.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
-    /// It cannot be read.
+    /// The log cannot be read.
     #[error(transparent)]
     Place(#[from] PlaceError),
-    /// There is none.
+    /// There is no log.
     #[error("there is no audit log in `{}`\nhint: name the directory that holds `{LOG_NAME}`", RawText::from(dir.as_path()))]
     NoLog {
         /// Directory.
         dir: PathBuf,
     },
-    /// The head is missing, unreadable or not signed, so a missing end could not be seen.
+    /// The head is missing, unreadable or not signed, so a missing end could not be detected.
     #[error("the head of the audit log in `{}` is missing or was changed\nhint: keep the directory as evidence", RawText::from(dir.as_path()))]
     Head {
         /// Directory.
         dir: PathBuf,
     },
-    /// The key that signed the head is gone, so the head cannot be checked.
+    /// The key that signed the head is missing, so the head cannot be checked.
     #[error("the key `{}` that signs the audit log in `{}` is missing\nhint: put it back, and verify again", RawText::from(key.as_path()), RawText::from(dir.as_path()))]
     Key {
         /// Directory.
@@ -71,46 +71,46 @@ pub enum VerifyError {
         /// The key's file.
         key: PathBuf,
     },
-    /// The head says that an anchor was kept, and there is none.
+    /// The head contains that an anchor was kept, and there is none.
     #[error("the store has no anchor of the audit log in `{}`, although one was kept\nhint: keep the directory as evidence; the store's file was removed or put back", RawText::from(dir.as_path()))]
     NoAnchor {
         /// Directory.
         dir: PathBuf,
     },
-    /// A line is not what it was.
+    /// A line was changed.
     #[error("line {line}: {why}\nhint: keep the directory as evidence; the lines before this one hold")]
     Broken {
-        /// Which, from 1.
+        /// Number of the line, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// The fault.
         why: Fault,
     },
 }
 
-/// Checks the log in `dir` as it is now; what is appended meanwhile is left out. No anchor
-/// is asked for: see [`verify_with`].
+/// Checks the log in `dir` in its current state; later lines are omitted. Does not require an
+/// anchor: see [`verify_with`].
 ///
 /// # Errors
-/// As [`verify_with`].
+/// As for [`verify_with`].
 pub fn verify(dir: &Path) -> Result<Verified, VerifyError> {
     verify_log(dir, None)
 }
 
-/// Checks the log in `dir`, and that it holds the lines that `anchors` name. Anchors of
-/// other logs are passed over.
+/// Checks the log in `dir`, and that it contains the lines of `anchors`. Anchors of other logs are
+/// ignored.
 ///
 /// # Errors
-/// The first line that does not hold, by number; a missing key, head or anchor.
+/// [`VerifyError`] for the first invalid line, by number; or for a missing key, head or anchor.
 pub fn verify_with(dir: &Path, anchors: &[Anchor]) -> Result<Verified, VerifyError> {
     verify_log(dir, Some(anchors))
 }
 
-/// A log, its head and its length, taken at one moment.
+/// A log, its head and its length, at one moment.
 struct Snapshot {
     log: std::fs::File,
     size: u64,
     head: HeadNote,
-    /// The public key, where the head is signed.
+    /// The public key, if the head is signed.
     key: Option<String>,
 }
 
@@ -178,7 +178,7 @@ fn take_snapshot(dir: &Path, anchors: Option<&[Anchor]>) -> Result<Snapshot, Ver
         });
     };
     let head_file = head_file.ok_or_else(head_broken)?;
-    // Under the lock no append is half done, and the head fits the size.
+    // With the lock, no append is incomplete, and the head matches the size.
     let lock = FileLock::shared(&log, &path)?;
     let size = log.metadata().map_err(system("examine", &path))?.len();
     let bytes = read(&head_file)?;
@@ -202,29 +202,29 @@ fn take_snapshot(dir: &Path, anchors: Option<&[Anchor]>) -> Result<Snapshot, Ver
     Ok(Snapshot { log, size, head, key })
 }
 
-/// What the lines of a log are compared with.
+/// Data to compare the lines of a log with.
 struct Check<'a> {
     head: HeadNote,
     now: Boot,
     anchors: &'a [Anchor],
-    /// Hash of the first line seen.
+    /// Hash of the first line.
     first: Option<Hash>,
 }
 
 impl Check<'_> {
-    /// The anchors of this log.
+    /// Returns the anchors of this log.
     fn own_anchors(&self) -> impl Iterator<Item = &Anchor> {
         self.anchors.iter().filter(|anchor| Some(anchor.log) == self.first)
     }
 
-    /// The last line that no crash can have taken.
+    /// Returns the last line that no crash can have lost.
     fn last_certain(&self) -> u64 {
         let head = if self.head.boot.is_same(self.now) { self.head.last } else { self.head.durable };
         let anchors = self.own_anchors().filter(|anchor| !anchor.may_be_lost(self.now)).map(|anchor| anchor.seq);
         anchors.fold(head.seq, u64::max)
     }
 
-    /// Takes in the next line.
+    /// Checks the next line.
     fn see(&mut self, tip: Tip) -> Result<(), Fault> {
         if tip.seq == 1 {
             self.first = Some(tip.hash);
@@ -238,10 +238,10 @@ impl Check<'_> {
         }
     }
 
-    /// Takes in that `tip` is the last whole line.
+    /// Checks the end: `tip` is the last complete line.
     fn end(&self, tip: Tip) -> Result<(), Fault> {
         let missing = |last: u64, witness| Fault::Missing { last, count: last - tip.seq, witness };
-        // An empty log has no name: any log that was anchored may have been this one.
+        // An empty log has no identifier: any anchored log may have been this one.
         let is_own = |anchor: &&Anchor| tip.seq == 0 || Some(anchor.log) == self.first;
         let anchors = self.anchors.iter().filter(is_own);
         let certain = anchors.filter(|anchor| !anchor.may_be_lost(self.now)).map(|anchor| anchor.seq).max();
@@ -252,7 +252,7 @@ impl Check<'_> {
         if let Some(last) = by_store {
             return Err(missing(last, Witness::Store));
         }
-        // Where the loss was noted by an opening of the log, the head names the line before.
+        // If an opening of the log recorded the loss, the head has the line before.
         let last = self.head.last.seq;
         if tip.seq < last { Err(Fault::LostOrCut { last, count: last - tip.seq }) } else { Ok(()) }
     }

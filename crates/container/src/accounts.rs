@@ -1,6 +1,6 @@
-//! The files by which programs in a container know who and where they are: the user that
-//! commands run as, whose home is the sandbox's; its name, that of the loopback, and whom
-//! to ask for others. An image knows other users, and an engine would tell of its host.
+//! Identity files of a container. They contain the user of its commands, with the sandbox's home
+//! directory; the host names; and the name server. An image has other users, and an engine would
+//! expose its host.
 
 use std::fs;
 use std::io;
@@ -13,14 +13,14 @@ use stockade_model::SandboxId;
 
 use crate::spec::{HOSTNAME, User};
 
-/// A path inside, and the one on the host that stands in its place.
+/// Path in the container, and the host's path that is mounted there.
 pub(crate) type Placed = (String, PathBuf);
 
-/// Has them in this directory, which is made where it is not there. All sandboxes of a
-/// user have the same; `id` is that of the one which asks.
+/// Creates the files in this directory, which is made if it does not exist. All sandboxes of a user
+/// share them; `id` is the sandbox that needs them.
 ///
 /// # Errors
-/// Where they cannot be written.
+/// [`StartError`] if they cannot be written.
 pub(crate) fn files(directory: &Path, user: User, id: &SandboxId) -> Result<Vec<Placed>, StartError> {
     let place = directory.join(format!("{}-{}", user.user, user.group));
     let texts = [
@@ -28,7 +28,7 @@ pub(crate) fn files(directory: &Path, user: User, id: &SandboxId) -> Result<Vec<
         ("group", groups(user)),
         ("hostname", format!("{HOSTNAME}\n")),
         ("hosts", format!("127.0.0.1\tlocalhost {HOSTNAME}\n::1\tlocalhost ip6-localhost ip6-loopback\n")),
-        // Whoever is asked, it is the door that answers, or nobody.
+        // Every query is answered by the egress proxy, or not at all.
         ("resolv.conf", format!("nameserver {DOOR_V4}\n")),
     ];
     let written = || {
@@ -42,17 +42,17 @@ pub(crate) fn files(directory: &Path, user: User, id: &SandboxId) -> Result<Vec<
     Ok(texts.iter().map(|(name, _)| (format!("/etc/{name}"), place.join(name))).collect())
 }
 
-/// Has a file with this text in a directory that is there, for everybody to read; `id` is
-/// the sandbox that asks.
+/// Creates a file with this text in an existing directory, readable for all users; `id` is the
+/// sandbox that needs it.
 ///
 /// # Errors
-/// Where it cannot be written.
+/// [`io::Error`] if it cannot be written.
 pub(crate) fn keep(directory: &Path, name: &str, text: &str, id: &SandboxId) -> io::Result<()> {
     let (path, fresh) = (directory.join(name), directory.join(format!(".{name}.{id}")));
     if fs::read_to_string(&path).is_ok_and(|found| found == text) {
         return Ok(());
     }
-    // Whole or not at all: another sandbox may be made beside.
+    // Atomic, because another sandbox may be made at the same time.
     fs::write(&fresh, text)?;
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o644))?;
     fs::rename(&fresh, &path)

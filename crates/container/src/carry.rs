@@ -1,8 +1,7 @@
-//! The streams of a command between descriptors of this process and frames: the same
-//! at both ends of the way. Each stream has a thread of its own, so that a side that
-//! is slow delays nothing else.
+//! Copies the streams of a command between descriptors of this process and frames; the code is the
+//! same at both ends. Each stream has a thread of its own, so that a slow side delays nothing else.
 //!
-//! It must not know what carries the frames.
+//! This module must not depend on the transport of the frames.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,29 +16,28 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::frames::{DATA_BYTES, Frame, FrameError, Stream, WINDOW_BYTES};
 
-/// Written at once: a pipe that can be written to takes so much without waiting
-/// (`PIPE_BUF`, pipe(7)).
+/// Bytes of one write: a writable pipe accepts this many without blocking (`PIPE_BUF`, pipe(7)).
 const PIECE_BYTES: usize = 4096;
 
-/// Where frames go. A frame that cannot be sent is lost with the line.
+/// Sends a frame. A frame that cannot be sent is lost with the channel.
 pub(crate) type Send = Arc<dyn Fn(Frame) + std::marker::Send + Sync>;
 
-/// When a stream that is read comes to its end, besides its own.
+/// Condition for the end of a stream that is read, besides its own end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// As soon as it is said.
+    /// As soon as the end is signalled.
     Said,
-    /// When it is said, and nothing is there to be read any more.
+    /// When the end is signalled and no more data is available.
     Drained,
 }
 
-/// What is waited at, and what says by its end that it is over.
+/// Returns a descriptor to wait on, and one whose close signals the end.
 pub(crate) fn ending() -> io::Result<(Arc<OwnedFd>, OwnedFd)> {
     let (waited, kept) = pipe_with(PipeFlags::CLOEXEC)?;
     Ok((Arc::new(waited), kept))
 }
 
-/// How many bytes of a stream may still be sent.
+/// Number of bytes of a stream that may still be sent.
 #[derive(Debug)]
 pub(crate) struct Window {
     left: Mutex<Option<usize>>,
@@ -53,7 +51,7 @@ impl Default for Window {
 }
 
 impl Window {
-    /// Waits until something may be sent; none when nobody takes it any more.
+    /// Waits until some bytes may be sent; `None` if the receiver is gone.
     fn wait(&self) -> Option<usize> {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         while *left == Some(0) {
@@ -82,17 +80,17 @@ impl Window {
     }
 }
 
-/// A stream that comes in frames and is written to a descriptor.
+/// Stream that arrives in frames and is written to a descriptor.
 #[derive(Debug)]
 struct Incoming {
     pieces: Sender<Vec<u8>>,
-    /// Bytes that came and are not yet written.
+    /// Received bytes that are not written yet.
     pending: Arc<AtomicUsize>,
-    /// Its end came, which is one piece without bytes.
+    /// True after the end arrived, which is one piece without bytes.
     ended: AtomicBool,
 }
 
-/// The streams of one command, at one end of the way.
+/// Streams of one command, at one end of the channel.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     outgoing: [Option<Arc<Window>>; 3],
@@ -100,8 +98,8 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Reads a stream from this descriptor, until its end or until it is said. What is
-    /// given hangs up then.
+    /// Reads a stream from this descriptor, until its end or until the end is signalled. The
+    /// returned receiver is disconnected then.
     pub(crate) fn read(
         &mut self,
         stream: Stream,
@@ -114,8 +112,8 @@ impl Streams {
         spawn(move || read(stream, &from, (&ending, until), &window, &*send))
     }
 
-    /// Writes a stream to this descriptor, until its end or until it is said. What is
-    /// given hangs up then.
+    /// Writes a stream to this descriptor, until its end or until the end is signalled. The
+    /// returned receiver is disconnected then.
     pub(crate) fn write(
         &mut self,
         stream: Stream,
@@ -130,10 +128,10 @@ impl Streams {
         spawn(move || write(stream, to, &ending, (&queue, &pending), &*send))
     }
 
-    /// Takes a frame that is about a stream.
+    /// Processes a frame of a stream.
     ///
     /// # Errors
-    /// When there is no such stream, it had ended, or more came than may.
+    /// [`FrameError`] if the stream does not exist, had ended, or exceeds its window.
     pub(crate) fn take(&self, frame: Frame) -> Result<(), FrameError> {
         match frame {
             Frame::Data(stream, bytes) => {
@@ -144,7 +142,7 @@ impl Streams {
                 if incoming.pending.fetch_add(bytes.len(), Ordering::AcqRel) + bytes.len() > WINDOW_BYTES {
                     return Err(FrameError::TOO_MUCH);
                 }
-                // Who wrote it has ended; so what comes is lost, as with a pipe.
+                // The writer thread has ended, so the data is lost, as with a pipe.
                 let _ = incoming.pieces.send(bytes);
             }
             Frame::Taken(stream, bytes) => self.window(stream)?.widen(bytes as usize),
@@ -154,7 +152,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Nothing more is taken at the other end, and nothing more comes from there.
+    /// Closes all streams: nothing more is sent or received.
     pub(crate) fn close(&mut self) {
         self.outgoing.iter().flatten().for_each(|window| window.close());
         self.incoming = Default::default();
@@ -175,7 +173,7 @@ fn spawn(carry: impl FnOnce() + std::marker::Send + 'static) -> io::Result<Recei
     Ok(ended)
 }
 
-/// What there is at a descriptor, or that it is over.
+/// Waits for the descriptor or the end. Returns which of them is ready.
 fn wait_for(fd: &OwnedFd, flags: PollFlags, ending: &OwnedFd) -> (bool, bool) {
     let mut both = [PollFd::new(fd, flags), PollFd::new(ending, PollFlags::IN)];
     while poll(&mut both, None) == Err(Errno::INTR) {}
@@ -203,7 +201,7 @@ fn read(
                 send(Frame::Data(stream, buffer[..length].to_vec()));
             }
             Err(Errno::INTR | Errno::AGAIN) => {}
-            // A terminal that no process has any more, or a stream that never was one.
+            // A terminal that no process has open any more, or a descriptor that cannot be read.
             Err(_) => break,
         }
     }
@@ -231,7 +229,7 @@ fn write(
     send(Frame::Closed(stream));
 }
 
-/// False where nobody reads any more.
+/// Returns false if the reader is gone.
 fn write_all(to: &OwnedFd, mut rest: &[u8], ending: &OwnedFd) -> bool {
     while !rest.is_empty() {
         let (writable, over) = wait_for(to, PollFlags::OUT, ending);

@@ -1,5 +1,5 @@
-//! Calls to a container engine, from threads that wait. What is asynchronous has one
-//! thread of its own; every call has a time in which it is over.
+//! Synchronous calls to a container engine. The asynchronous code has one thread of its own, and
+//! every call has a time-out.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -14,26 +14,26 @@ use stockade_engine::StartError;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-/// How long an ordinary call may take.
+/// Time-out for an ordinary call.
 pub(crate) const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
-/// How long the engine may take to make, start or remove a container.
+/// Time-out for the engine to make, start or remove a container.
 pub(crate) const MAKES_WITHIN: Duration = Duration::from_secs(120);
-/// How much longer than a call its thread is waited for: it keeps the time itself.
+/// Extra time to wait for the thread, which applies the time-out of a call itself.
 const THREAD_WITHIN: Duration = Duration::from_secs(5);
 
-/// Why a call came to nothing.
+/// Error of a call.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
-    /// There is no engine at its socket.
+    /// No engine answers at its socket.
     #[error("no container engine answers at {}: {why}", socket.display())]
     Unreachable { socket: PathBuf, why: String },
-    /// There is no such object.
+    /// The object does not exist.
     #[error("the container engine has none: {0}")]
     NotFound(String),
-    /// The engine refused it.
+    /// The engine refused the call.
     #[error("the container engine says: {0}")]
     Refused(String),
-    /// It did not answer in time.
+    /// The engine did not answer in time.
     #[error("the container engine did not answer within {} s", .0.as_secs())]
     Late(Duration),
 }
@@ -47,7 +47,7 @@ impl CallError {
         }
     }
 
-    /// As why something could not be done.
+    /// Converts it to the error of an operation.
     pub(crate) fn to_start_error(&self, what: &str) -> StartError {
         let hint = match self {
             Self::Unreachable { .. } => Some("start it, or name its socket with DOCKER_HOST".to_owned()),
@@ -57,7 +57,7 @@ impl CallError {
     }
 }
 
-/// One engine, at its socket.
+/// Client of an engine, at its socket.
 #[derive(Clone)]
 pub(crate) struct Client {
     docker: Docker,
@@ -70,14 +70,14 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// The thread, which ends with the last who uses it.
+/// Thread for the calls, which ends with its last user.
 struct Runtime {
     handle: Handle,
     _end: oneshot::Sender<()>,
 }
 
 impl Client {
-    /// Connects, and agrees on a version of the engine's API.
+    /// Connects, and negotiates a version of the engine's API.
     pub(crate) fn connect(socket: &Path) -> Result<Self, CallError> {
         let unreachable = |why: String| CallError::Unreachable { socket: socket.to_owned(), why };
         let path = socket.to_str().ok_or_else(|| unreachable("its path is no text".to_owned()))?;
@@ -91,7 +91,7 @@ impl Client {
         Ok(Self { docker, runtime })
     }
 
-    /// Makes a call, and waits for its answer.
+    /// Makes a call and waits for its answer.
     pub(crate) fn call<T, F>(&self, within: Duration, call: impl FnOnce(Docker) -> F) -> Result<T, CallError>
     where
         T: Send + 'static,
@@ -100,17 +100,17 @@ impl Client {
         self.runtime.wait(within, call(self.docker.clone()))
     }
 
-    /// Lets something go on in the thread that makes the calls.
+    /// Starts a task on the thread for the calls.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
         self.runtime.handle.spawn(task).abort_handle()
     }
 
-    /// Where such things go on.
+    /// Returns the runtime for such tasks.
     pub(crate) fn runtime(&self) -> Handle {
         self.runtime.handle.clone()
     }
 
-    /// For tasks that make calls themselves.
+    /// Returns the API client, for tasks that make calls themselves.
     pub(crate) fn docker(&self) -> Docker {
         self.docker.clone()
     }
@@ -122,7 +122,7 @@ impl Runtime {
         let handle = runtime.handle().clone();
         let (_end, ended) = oneshot::channel::<()>();
         let serve = move || {
-            // Its sender is never used: its end is what is waited for.
+            // The sender is never used: only its drop is awaited.
             let _ = runtime.block_on(ended);
             runtime.shutdown_background();
         };
@@ -138,7 +138,7 @@ impl Runtime {
         let (tell, answer) = sync_channel(1);
         self.handle.spawn(async move {
             let answered = tokio::time::timeout(within, call).await;
-            // Nobody waits any more where this fails.
+            // The caller has stopped waiting if this fails.
             let _ = tell.send(answered);
         });
         match answer.recv_timeout(within + THREAD_WITHIN) {

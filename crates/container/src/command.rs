@@ -1,5 +1,5 @@
-//! One command in a container: an attempt whose launcher is inside, and whose streams
-//! are carried there.
+//! Command in a container: an attempt whose launcher is in the container, and whose streams are
+//! copied to it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,20 +33,20 @@ use crate::outside::Outside;
 use crate::spec::LAUNCHER;
 use crate::{Kind, limits};
 
-/// Longest text of a byte of output in a message.
+/// Longest text of one byte of output in a message.
 const BYTE_TEXT_MAX: usize = 6;
-/// How often the size of the caller's terminal is looked at: nobody tells of it who is
-/// not its owner.
+/// Interval between two checks of the caller's terminal size: a process that does not own the
+/// terminal gets no signal.
 const SIZE_EVERY: Duration = Duration::from_millis(250);
-/// First descriptor beyond the standard streams.
+/// First descriptor after the standard streams.
 const BEYOND_STREAMS: i32 = 3;
-/// How long an engine may take a container that goes on for one that is paused: of either
-/// it hears late.
+/// Time for which an engine may still report a running container as paused, because it learns of
+/// changes late.
 const HEARS_WITHIN: Duration = Duration::from_secs(5);
-/// How long to wait before it is asked again.
+/// Delay before the next request.
 const ASKS_AGAIN: Duration = Duration::from_millis(100);
 
-/// Runs commands in one container.
+/// Backend that runs commands in one container.
 #[derive(Clone)]
 pub(crate) struct CommandBackend {
     pub(crate) kind: Kind,
@@ -55,11 +55,11 @@ pub(crate) struct CommandBackend {
     pub(crate) container: String,
     pub(crate) user: String,
     pub(crate) enforced: EnforcementReport,
-    /// What the container was made for, with the limits of all commands together.
+    /// Profile that the container was made for, with the limits of all commands together.
     pub(crate) profile: Profile,
-    /// Whether the native walls stand inside.
+    /// True if the native isolation works in the container.
     pub(crate) has_walls: bool,
-    /// Looks names up outside; that of the system where there is none.
+    /// Resolves names outside; the system's resolver if absent.
     pub(crate) resolver: Option<Arc<dyn Resolve>>,
     /// True once its container has ended.
     pub(crate) gone: watch::Sender<bool>,
@@ -71,19 +71,19 @@ impl std::fmt::Debug for CommandBackend {
     }
 }
 
-/// What a container does.
+/// State of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
-    /// Nothing: it has ended, or is not there.
+    /// Ended or does not exist.
     Gone,
-    /// It stands still.
+    /// Paused.
     Paused,
-    /// It goes on, as far as can be seen.
+    /// Running, as far as is known.
     Goes,
 }
 
 impl CommandBackend {
-    /// What its container does now.
+    /// Returns the current state of its container.
     pub(crate) fn condition(&self) -> Condition {
         let container = self.container.clone();
         let found =
@@ -114,7 +114,8 @@ impl CommandBackend {
         if self.has_walls { Ok(()) } else { self.demand_no_less(plan) }
     }
 
-    /// Without walls of its own a command can have no less than the container.
+    /// Checks that the command's limits and hidden paths are not stricter than the container's.
+    /// Without isolation of its own, the command cannot have stricter ones.
     fn demand_no_less(&self, plan: &Plan) -> Result<(), StartError> {
         limits::demand_no_lower(&self.profile.limits, &plan.profile.limits)?;
         let hidden = &self.profile.filesystem.hide;
@@ -127,27 +128,27 @@ impl CommandBackend {
         }
     }
 
-    /// The plan as its launcher carries it out, within the walls of the container.
+    /// Returns the plan for the launcher, within the isolation of the container.
     fn plan_inside(&self, plan: &Plan) -> Plan {
         let mut inside = plan.clone();
         inside.level = Level::Restricted;
         inside.backend = "native".to_owned();
-        // What may be reached; all else of it is the host's affair.
+        // Only the reachable targets; the host applies the rest.
         let Egress { allow, ask, deny, .. } = inside.profile.egress;
         inside.profile.egress = Egress { allow, ask, deny, ..Egress::default() };
         inside.profile.limits = limits::inside(&self.profile.limits, &plan.profile.limits);
-        // A path of the host that is hidden has another inside, where it lies in the workspace.
+        // A hidden path of the host has another path in the container if it is in the workspace.
         let (own, of_sandbox) = (&mut inside.profile.filesystem.hide, &self.profile.filesystem.hide);
         own.extend(of_sandbox.iter().filter(|path| !plan.profile.filesystem.hide.contains(path)).cloned());
         inside
     }
 
-    /// Looks what can be had inside, and reports who holds which limit. What is to be
-    /// hidden and can be reached, where nothing inside could hide it.
+    /// Examines the container, and reports which limits are enforced by which part. Returns the
+    /// paths to hide that a command can reach, if nothing in the container could hide them.
     ///
     /// # Errors
-    /// Where the runtime's kernel lacks what the walls inside are built of, and the level
-    /// needs them, or a limit that nothing else could hold.
+    /// [`StartError`] if the level needs kernel features for isolation that the runtime's kernel
+    /// lacks, or a limit that nothing else could enforce.
     pub(crate) fn look_inside(
         &mut self,
         plan: &SandboxPlan,
@@ -166,11 +167,11 @@ impl CommandBackend {
         Ok(found.reached)
     }
 
-    /// The same for one that was made before. While it is paused nothing runs in it that
-    /// could look, nor anything else.
+    /// Does the same for a container that was made before. While it is paused, no process in it
+    /// could examine it, or do anything else.
     ///
     /// # Errors
-    /// As [`look_inside`](Self::look_inside).
+    /// As for [`look_inside`](Self::look_inside).
     pub(crate) fn look_inside_again(
         &mut self,
         plan: &SandboxPlan,
@@ -181,7 +182,7 @@ impl CommandBackend {
             self.report_limits(plan, true);
             return Ok(());
         }
-        // What was there was covered; what came since is its commands' own.
+        // The paths that existed at first were covered; later ones belong to its commands.
         self.look_inside(plan, expected).map(drop)
     }
 
@@ -222,7 +223,7 @@ impl CommandBackend {
         }
     }
 
-    /// Why nothing can be started in it: each engine has its own words for that.
+    /// Returns the reason for a failed start: each engine words it differently.
     fn unstarted(&self, error: &CallError) -> StartError {
         match self.condition() {
             Condition::Gone => self.gone(),
@@ -234,8 +235,8 @@ impl CommandBackend {
         }
     }
 
-    /// Why the walls of a command do not stand: an engine may start a launcher where its
-    /// container has ended, and tell of that in its place.
+    /// Returns the reason for missing isolation. An engine may start a launcher after its container
+    /// has ended, and report that error instead.
     fn unprepared(&self, error: StartError, complaint: &str) -> StartError {
         match self.condition() {
             Condition::Gone => self.gone(),
@@ -248,8 +249,8 @@ impl CommandBackend {
     }
 }
 
-/// What is reached is reached through the door alone. Servers of the host's loopback and
-/// its abstract sockets have no route, so that the namespace is looked at besides.
+/// Checks that the egress proxy is the only network access. Servers on the host's loopback and its
+/// abstract sockets need no route, so the namespace is checked too.
 fn demand_no_network(found: &Probed) -> Result<(), StartError> {
     let is_hosts = found.namespace.is_some() && found.namespace == network_namespace().ok();
     let has = match &found.network {
@@ -279,8 +280,8 @@ fn demand_level(plan: &SandboxPlan, found: &Probed) -> Result<(), StartError> {
     })
 }
 
-/// What the host trusts by its name is not given to commands that nothing keeps from it
-/// (L7).
+/// Refuses protected names if nothing can keep commands from writing them, because the host trusts
+/// such files (L7).
 fn demand_unprotected(plan: &SandboxPlan) -> Result<(), StartError> {
     let Some(name) = plan.profile.filesystem.protect.first() else { return Ok(()) };
     Err(StartError {
@@ -292,7 +293,7 @@ fn demand_unprotected(plan: &SandboxPlan) -> Result<(), StartError> {
     })
 }
 
-/// Nothing but the door leads out of a container, on the host, which judges.
+/// Reports the network layer: the egress proxy on the host is the only network access, and decides.
 fn network_layer(inside: Level) -> LayerReport {
     let (state, detail) = match inside {
         Level::None => (
@@ -309,9 +310,9 @@ fn network_layer(inside: Level) -> LayerReport {
     LayerReport { state, detail: detail.to_owned() }
 }
 
-/// What a runtime with a kernel of its own does otherwise: it counts by itself, can be told
-/// to ignore the control groups of the host, answers system calls itself and need not
-/// look at a filter of them.
+/// Returns the layers that differ with a runtime that has its own kernel. It counts resources
+/// itself, may ignore the control groups of the host, answers system calls itself, and need not
+/// apply a filter of them.
 fn of_own_kernel() -> [(&'static str, LayerReport); 4] {
     let partial = |detail: &str| LayerReport { state: LayerState::Partial, detail: detail.to_owned() };
     let filter = "given to the runtime, whose own kernel does not use it".to_owned();
@@ -334,7 +335,7 @@ fn of_own_kernel() -> [(&'static str, LayerReport); 4] {
     ]
 }
 
-/// Both outputs may be in one.
+/// A message may contain both outputs.
 fn message_bytes(io: Io) -> usize {
     let limit_bytes = match io {
         Io::Capture { limit_bytes } => usize::try_from(limit_bytes).unwrap_or(usize::MAX),
@@ -353,13 +354,14 @@ impl Backend for CommandBackend {
         match grant {
             Grant::Write(path) | Grant::Socket(path) => is_inside(path.as_path()),
             Grant::Exec(_) | Grant::Env(_) | Grant::Connect(_) | Grant::Effect(_) => true,
-            // Its walls and its limits are those that it was made with; it has no agent.
+            // The isolation and limits of a container are fixed when it is made; there is no ssh
+            // agent in it.
             Grant::Read(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Limit(..) | Grant::Listen(_) => false,
         }
     }
 
     fn mixes_streams(&self) -> bool {
-        // An engine has one stream where there is a terminal.
+        // An engine has one stream for a terminal.
         false
     }
 
@@ -372,7 +374,7 @@ impl Backend for CommandBackend {
         line.lead(Arc::clone(&outside));
         let size = if *io == Io::Terminal { size_of(rustix::stdio::stdin()) } else { None };
         let order = Order { plan: self.plan_inside(plan), io: *io, hold, umask };
-        // Before the streams: it is the first that a launcher takes.
+        // Before the streams, because it is the first message that a launcher reads.
         let (around, served) = (self.profile.limits.clone(), served_ports());
         line.send(&InsideOrder { order, size, around, served }).map_err(|error| unready(&error))?;
         line.keep(Carried::begin(*io, size, &line).map_err(|error| unready(&error))?);
@@ -393,7 +395,7 @@ fn unready(why: &dyn std::fmt::Display) -> StartError {
     StartError { what: format!("cannot carry the streams of the command: {why}"), hint: None }
 }
 
-/// What the launcher said before it was gone says more than that it is.
+/// Adds the launcher's own message, which is more specific than its disappearance.
 fn with_complaint(error: StartError, complaint: &str) -> StartError {
     if complaint.is_empty() {
         return error;
@@ -402,15 +404,15 @@ fn with_complaint(error: StartError, complaint: &str) -> StartError {
     StartError { what: format!("{}; its launcher said: {complaint}", error.what), ..error }
 }
 
-/// The file mode creation mask of this process, which may have threads: read without
-/// being set.
+/// Returns the file mode creation mask of this process, without setting it, because the process may
+/// have threads.
 fn umask() -> io::Result<u32> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
     mask.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// One attempt.
+/// Attempt in a container.
 struct ContainerAttempt {
     remote: RemoteAttempt,
     outside: Arc<Outside>,
@@ -439,13 +441,13 @@ impl Attempt for ContainerAttempt {
     }
 
     fn answer(&self, hold: HoldId, answer: HeldAnswer) {
-        // Before the inside knows of it, and asks.
+        // Before the container learns of the grant and uses it.
         self.outside.agree(&answer);
         self.remote.answer(hold, answer);
     }
 }
 
-/// The caller's streams, carried until this is dropped.
+/// The caller's streams, copied until this is dropped.
 struct Carried {
     _over: OwnedFd,
     _sizes: Option<Sender<()>>,
@@ -458,7 +460,7 @@ impl Carried {
         let copy = |fd: std::os::fd::BorrowedFd<'_>| Ok::<_, io::Error>(fcntl_dupfd_cloexec(fd, BEYOND_STREAMS)?);
         let mut streams = line.streams();
         let (stdin, stdout, stderr) = (rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr());
-        // Its end is of no interest: the command's is what counts.
+        // The end of the input is ignored: only the command's end counts.
         let _ = streams.read(Stream::Input, copy(stdin)?, (Arc::clone(&waited), Until::Said), Arc::clone(&send))?;
         let outputs = match io {
             Io::Capture { .. } => vec![],
@@ -480,8 +482,8 @@ impl Carried {
     }
 }
 
-/// The terminal that the caller made for the command: that of the command is inside,
-/// and does what a terminal does.
+/// Sets the terminal that the caller made for the command to raw mode, because the command's own
+/// terminal in the container does the line editing.
 fn make_raw(terminal: std::os::fd::BorrowedFd<'_>) -> io::Result<()> {
     let mut modes = tcgetattr(terminal)?;
     modes.make_raw();
@@ -493,7 +495,7 @@ fn size_of(terminal: impl AsFd) -> Option<Size> {
     (size.ws_row > 0 && size.ws_col > 0).then_some(Size { rows: size.ws_row, columns: size.ws_col })
 }
 
-/// Tells each change of the terminal's size, until what is given is dropped.
+/// Reports each change of the terminal's size, until the returned sender is dropped.
 fn watch_size(terminal: OwnedFd, first: Option<Size>, send: crate::carry::Send) -> io::Result<Sender<()>> {
     let (on_drop, dropped) = channel::<()>();
     let watch = move || {

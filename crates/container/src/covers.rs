@@ -1,8 +1,8 @@
-//! What stands in the place of a path that is hidden, where nothing inside could hide it:
-//! a file or a directory that is empty and that nobody may look into, mounted there.
+//! Covers for hidden paths if nothing in the container could hide them: an empty file or directory
+//! without permissions is mounted there.
 //!
-//! What is there when a sandbox is made is covered; what its commands make at such a path
-//! later is theirs.
+//! Paths that exist when a sandbox is made are covered; paths that its commands make later belong
+//! to them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,15 +20,15 @@ use crate::spec::text_of;
 const FILE: &str = "covered-file";
 const DIRECTORY: &str = "covered-directory";
 const VOLUME: &str = "covered-volume";
-/// The mode of what stands in the place of a volume.
+/// Mode of the directory that replaces a volume.
 const READABLE: u32 = 0o555;
-/// Its mode: who is without capabilities cannot look into it, whoever owns it.
+/// Mode of a cover: without capabilities no process can read it, whoever owns it.
 const CLOSED: u32 = 0;
 
-/// Has covers for these in this directory, which is there.
+/// Makes covers for these paths in this existing directory.
 ///
 /// # Errors
-/// Where they cannot be made, or a path cannot be said to a container engine.
+/// [`StartError`] if they cannot be made, or a path cannot be passed to a container engine.
 pub(crate) fn over(directory: &Path, reached: &[Reached]) -> Result<Vec<Placed>, StartError> {
     let made = make(directory).map_err(|why| StartError {
         what: format!("cannot make what hidden paths are covered with in {}: {why}", directory.display()),
@@ -41,11 +41,11 @@ pub(crate) fn over(directory: &Path, reached: &[Reached]) -> Result<Vec<Placed>,
     reached.iter().map(cover).collect()
 }
 
-/// Has an empty directory that can be read in the place of each volume. A volume would be
-/// writable where nothing inside keeps commands from it, and outlive what is reported of it.
+/// Makes an empty, readable directory to replace each volume. Otherwise a volume would be writable
+/// if nothing in the container prevents it, and would outlive the sandbox.
 ///
 /// # Errors
-/// Where it cannot be made.
+/// [`StartError`] if it cannot be made.
 pub(crate) fn over_volumes(directory: &Path, volumes: &BTreeSet<String>) -> Result<Vec<Placed>, StartError> {
     let empty = directory.join(VOLUME);
     is_there(fs::DirBuilder::new().mode(READABLE).create(&empty))
@@ -53,12 +53,12 @@ pub(crate) fn over_volumes(directory: &Path, volumes: &BTreeSet<String>) -> Resu
     Ok(volumes.iter().map(|volume| (volume.clone(), empty.clone())).collect())
 }
 
-/// Whether `path` is one of the covers in this directory.
+/// Returns whether `path` is one of the covers in this directory.
 pub(crate) fn is_cover(directory: &Path, path: &Path) -> bool {
     [FILE, DIRECTORY].iter().any(|name| directory.join(name) == path)
 }
 
-/// The file and the directory.
+/// Makes the file and the directory.
 fn make(directory: &Path) -> io::Result<(PathBuf, PathBuf)> {
     let (file, empty) = (directory.join(FILE), directory.join(DIRECTORY));
     if !file.exists() {
@@ -68,7 +68,7 @@ fn make(directory: &Path) -> io::Result<(PathBuf, PathBuf)> {
     Ok((file, empty))
 }
 
-/// Another sandbox may be made beside.
+/// Accepts an existing file, because another sandbox may be made at the same time.
 fn is_there(made: io::Result<()>) -> io::Result<()> {
     made.or_else(|error| if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })
 }

@@ -1,10 +1,10 @@
-//! The filter of system calls that a container as a whole has, beneath that of each
-//! command: what none of its processes may do, the launcher among them.
+//! Filter of system calls for a container as a whole, in addition to that of each command. It
+//! applies to all processes, the launcher included.
 //!
-//! It is a list of what is allowed, so that a call which nobody has looked at yet is
-//! refused. What commands are never allowed is refused here by the very same table
-//! (`stockade_native::filter`), but for what the launcher needs to answer their calls:
-//! engines' own filters refuse that, so that they cannot be used.
+//! The filter is a list of allowed calls, so that an unknown call is refused. Calls that commands
+//! are never allowed are refused here by the same table (`stockade_native::filter`). The exceptions
+//! are calls that the launcher needs to answer held calls. The engines' own filters refuse those,
+//! so they cannot be used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -20,21 +20,21 @@ use crate::Kind;
 use crate::accounts::keep;
 use crate::spec::text_of;
 
-/// What commands are refused by their own filter, and the launcher does for them: takes
-/// a copy of a socket, finds whether threads share their descriptors, resolves a path.
+/// Calls that a command's own filter refuses, and that the launcher makes for it. They copy a
+/// socket, find whether threads share their descriptors, and resolve a path.
 const LAUNCHER_NEEDS: [&str; 3] = ["pidfd_getfd", "kcmp", "openat2"];
-/// Namespaces that clone(2) makes; in unshare(2) there is that of time besides.
+/// Flags of clone(2) for namespaces; unshare(2) also has the time namespace.
 const NAMESPACES: u64 = 0x7e02_0000;
 const TIME_NAMESPACE: u64 = 0x80;
-/// Families of sockets: unix, internet, and the lists of the own interfaces.
+/// Families of sockets: unix, internet, and netlink (to list the own interfaces).
 const FAMILIES: [u64; 4] = [1, 2, 10, 16];
-/// Execution domains: the ordinary one, PER_LINUX32, without address randomisation,
-/// the last two together, and the question.
+/// Execution domains: the default one, PER_LINUX32, without address randomisation, the last two
+/// together, and the query.
 const DOMAINS: [u64; 5] = [0, 8, 0x4_0000, 0x4_0008, 0xffff_ffff];
-/// ENOSYS on every architecture: who asks falls back to older calls.
+/// ENOSYS on every architecture: the caller then uses older calls.
 const NOT_IMPLEMENTED: i32 = 38;
 
-/// The filter as a container engine reads it.
+/// Returns the filter in the format of a container engine.
 pub(crate) fn profile() -> Value {
     let numbers: BTreeMap<i64, &'static str> = calls::all().map(|(name, number)| (number, name)).collect();
     let is_needed = |name: &str| LAUNCHER_NEEDS.contains(&name);
@@ -78,11 +78,11 @@ fn equals(value: u64) -> Value {
     json!({"index": 0, "value": value, "op": "SCMP_CMP_EQ"})
 }
 
-/// The filter as an option of a container: one engine takes its text, the other the path
-/// of a file, which is in this directory, the same for all sandboxes of this version.
+/// Returns the filter as an option of a container. One engine takes its text, the other the path of
+/// a file. The file is in this directory and is the same for all sandboxes of this version.
 ///
 /// # Errors
-/// Where no file can be written.
+/// [`StartError`] if no file can be written.
 pub(crate) fn option(kind: Kind, directory: &Path, id: &SandboxId) -> Result<String, StartError> {
     let profile = profile().to_string();
     if kind == Kind::Docker {
@@ -100,8 +100,8 @@ pub(crate) fn option(kind: Kind, directory: &Path, id: &SandboxId) -> Result<Str
 
 const OPTION: &str = "seccomp=";
 
-/// Whether the options of a container hold a filter of ours. The engine that is given a
-/// path tells no more of it than that.
+/// Returns whether the options of a container contain Stockade's filter. The engine that gets a
+/// path reports only the path.
 pub(crate) fn is_ours(kind: Kind, options: &[String]) -> bool {
     let mut filters = options.iter().filter_map(|option| option.strip_prefix(OPTION));
     let (first, another) = (filters.next(), filters.next());
@@ -147,7 +147,7 @@ mod tests {
             assert!(allowed.contains(call), "{call}");
         }
         assert!(LAUNCHER_NEEDS.iter().all(|call| allowed.contains(*call)));
-        // None that a command is refused is left out because its name is not known.
+        // No refused call is omitted because its name is unknown.
         let known: BTreeSet<i64> = calls::all().map(|(_, number)| number).collect();
         for (call, _) in never_allowed() {
             assert!(known.contains(&call), "{call}");

@@ -1,35 +1,34 @@
-//! What goes over a single stream of bytes to an attempt that can be given no
-//! descriptors: messages, the bytes of the command's streams, and how much of those
-//! was taken. No I/O is done here.
+//! Protocol on a single stream of bytes to an attempt that cannot get descriptors: messages, the
+//! bytes of the command's streams, and acknowledgements of those. This module does no I/O.
 //!
-//! A frame is one byte that says what it is, its length (four bytes, little endian),
-//! and so many bytes. Of each stream at most [`WINDOW_BYTES`] are on their way: who
-//! sends more is broken off, so a side that is slow costs the other no more memory.
+//! A frame is one byte for its type, its length (four bytes, little endian), and that many bytes.
+//! Of each stream at most [`WINDOW_BYTES`] are in transit. A side that sends more is disconnected,
+//! so that a slow side costs the other no more memory.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Most bytes of one stream that were sent and not yet taken.
+/// Most bytes of one stream that were sent and not yet acknowledged.
 pub(crate) const WINDOW_BYTES: usize = 256 << 10;
 /// Most bytes of a stream in one frame.
 pub(crate) const DATA_BYTES: usize = 32 << 10;
-/// The longest question to the door, and the longest answer.
+/// Longest request to the egress proxy, and longest answer.
 pub(crate) const QUESTION_BYTES: usize = 16 << 10;
-/// The longest message that holds no output of a command, in bytes.
+/// Longest message without output of a command, in bytes.
 pub(crate) const MESSAGE_BYTES: usize = 4 << 20;
 
-/// Bytes before what a frame says.
+/// Bytes of a frame's head.
 const HEAD_BYTES: usize = 5;
 /// Bytes of a number.
 const NUMBER_BYTES: usize = 4;
 
-/// Which of a command's streams.
+/// Stream of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Stream {
     /// Standard input.
     Input,
-    /// Standard output; all that is shown, where the command has a terminal.
+    /// Standard output; all output, if the command has a terminal.
     Output,
     /// Standard error.
     Errors,
@@ -48,7 +47,7 @@ impl Stream {
     }
 }
 
-/// The size of a terminal, in characters.
+/// Size of a terminal, in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Size {
     /// Lines.
@@ -57,49 +56,49 @@ pub(crate) struct Size {
     pub(crate) columns: u16,
 }
 
-/// One frame.
+/// Frame of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
-    /// A message; what it says is not looked at here.
+    /// A message, whose content is not parsed here.
     Message(Vec<u8>),
-    /// Bytes of a stream; none of them is its end.
+    /// Bytes of a stream; no bytes mean its end.
     Data(Stream, Vec<u8>),
-    /// So many bytes of a stream were taken.
+    /// Acknowledges this many bytes of a stream.
     Taken(Stream, u32),
-    /// Nobody takes this stream any more.
+    /// The receiver of this stream is gone.
     Closed(Stream),
     /// The size of the command's terminal.
     Resized(Size),
-    /// The inside asks the door for something, by a number of its own.
+    /// A request of the container to the egress proxy, with a number that the container chooses.
     Asked(u32, Vec<u8>),
-    /// What the door makes of that.
+    /// The egress proxy's answer to that request.
     Answered(u32, Vec<u8>),
-    /// Bytes of the connection of that number; none of them is the end of this way.
+    /// Bytes of the connection with that number; no bytes mean the end of this direction.
     Piece(u32, Vec<u8>),
-    /// So many bytes of a connection were taken.
+    /// Acknowledges this many bytes of a connection.
     PieceTaken(u32, u32),
-    /// A connection is broken off.
+    /// A connection is reset.
     Broken(u32),
-    /// Nothing more is said this way.
+    /// The last frame of this direction.
     Over,
 }
 
-/// What came is no frame.
+/// Error for bytes that are no valid frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameError(&'static str);
 
 impl FrameError {
-    /// Something about a stream that the command does not have.
+    /// A stream that the command does not have.
     pub(crate) const NO_STREAM: Self = Self("a stream that there is not");
-    /// A number that stands for something else already.
+    /// A number that is already in use.
     pub(crate) const TAKEN_NUMBER: Self = Self("a number that is in use");
-    /// What only the other side of a way sends.
+    /// A frame that only the other side sends.
     pub(crate) const WRONG_WAY: Self = Self("what is for itself");
-    /// A question that is none.
+    /// A malformed request.
     pub(crate) const NO_QUESTION: Self = Self("a question that is none");
-    /// A stream goes on after its end.
+    /// Data of a stream after its end.
     pub(crate) const AFTER_END: Self = Self("more of a stream that had ended");
-    /// More than may be on its way.
+    /// More bytes than the window permits.
     pub(crate) const TOO_MUCH: Self = Self("more than was taken");
 }
 
@@ -130,7 +129,7 @@ const BROKEN: u8 = b'b';
 const OVER: u8 = b'o';
 
 impl Frame {
-    /// As bytes.
+    /// Encodes the frame as bytes.
     pub(crate) fn encode(&self) -> Vec<u8> {
         match self {
             Self::Message(message) => whole(MESSAGE, &[message]),
@@ -147,7 +146,7 @@ impl Frame {
         }
     }
 
-    /// Whether it is about connections.
+    /// Returns whether the frame is about connections.
     pub(crate) fn is_of_connections(&self) -> bool {
         match self {
             Self::Asked(..) | Self::Answered(..) | Self::Piece(..) | Self::PieceTaken(..) | Self::Broken(_) => true,
@@ -193,7 +192,7 @@ impl Frame {
 
 fn whole(kind: u8, parts: &[&[u8]]) -> Vec<u8> {
     let length: usize = parts.iter().map(|part| part.len()).sum();
-    // Longer than any frame that is taken.
+    // Longer than any accepted frame.
     let head = u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes();
     let mut bytes = Vec::with_capacity(HEAD_BYTES + length);
     bytes.push(kind);
@@ -214,33 +213,33 @@ fn longest(kind: u8, message_bytes: usize) -> Result<usize, FrameError> {
     }
 }
 
-/// Bytes as they come, to frames.
+/// Decodes received bytes to frames.
 #[derive(Debug)]
 pub(crate) struct Decoder {
-    /// The longest message that is one.
+    /// Longest accepted message.
     message_bytes: usize,
     bytes: Vec<u8>,
-    /// Those before are done.
+    /// Offset of the first byte that is not decoded.
     from: usize,
 }
 
 impl Decoder {
-    /// One that takes messages up to so many bytes.
+    /// Creates a decoder for messages of at most this many bytes.
     pub(crate) fn new(message_bytes: usize) -> Self {
         Self { message_bytes, bytes: Vec::new(), from: 0 }
     }
 
-    /// What came.
+    /// Adds received bytes.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.from);
         self.from = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next frame, as soon as all of it is there.
+    /// Returns the next frame once it is complete.
     ///
     /// # Errors
-    /// When what came is none: nothing behind it can be understood.
+    /// [`FrameError`] if the bytes are no frame; the bytes after it cannot be decoded.
     pub(crate) fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         let rest = &self.bytes[self.from..];
         let Some((&[kind, a, b, c, d], rest)) = rest.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };

@@ -1,12 +1,12 @@
-//! The reader of what comes out of containers, open to fuzz targets.
+//! Decoder of data from containers, public for fuzz targets.
 
 use crate::frames::{Decoder, Frame, FrameError};
 
-/// The longest message that is taken.
+/// Longest accepted message.
 const MESSAGE_BYTES: usize = 4096;
 
-/// Any bytes as frames: however they are cut, the same frames are read of them, and each
-/// is written as it was read.
+/// Checks that the bytes give the same frames however they are split, and that each frame is
+/// encoded as it was read.
 pub fn frames(bytes: &[u8]) {
     let whole = read(bytes, bytes.len().max(1));
     let encoded: Vec<u8> = whole.0.iter().flat_map(Frame::encode).collect();

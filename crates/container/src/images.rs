@@ -1,4 +1,4 @@
-//! The image of a sandbox: by its content, and there before a container is made.
+//! Image of a sandbox, identified by its content and available before a container is made.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,45 +14,45 @@ use stockade_model::ImageDigest;
 use crate::client::{ANSWERS_WITHIN, CallError, Client};
 use crate::spec::{LAUNCHER, TEMPORARY};
 
-/// How long an image may take to come.
+/// Time-out for pulling an image.
 const PULLS_WITHIN: Duration = Duration::from_secs(30 * 60);
 
-/// The places of a container that are the sandbox's own.
+/// Paths of a container that belong to the sandbox.
 const OWN_PLACES: [&str; 3] = [INSIDE_WORKSPACE, INSIDE_HOME, LAUNCHER];
 
 /// More layers than an image may have (127).
 const MAX_LAYERS: usize = 512;
 
-/// How far the coming of an image is.
+/// Progress of a pull.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
-    /// How many of its layers are there.
+    /// Number of its complete layers.
     pub there: usize,
-    /// How many it has, as far as is known.
+    /// Number of its layers, as far as is known.
     pub layers: usize,
-    /// How many bytes came, of those layers that say it.
+    /// Received bytes of the layers that report them.
     pub bytes: u64,
-    /// How many bytes these have.
+    /// Total bytes of those layers.
     pub of_bytes: u64,
 }
 
-/// Is told how far the coming of an image is; nothing, when it came or did not.
+/// Receives the progress of a pull; `None` when the pull has ended.
 pub type TellPull = Arc<dyn Fn(&ImageDigest, Option<Pulled>) + Send + Sync>;
 
-/// What containers of an image have to show.
+/// Properties of an image to check its containers against.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageFacts {
-    /// What the engine calls it, without the name of the digest.
+    /// The engine's identifier, without the name of the digest.
     pub(crate) id: String,
-    /// Where the image asks for volumes, but for private temp: absolute, without `.` and
-    /// `..`, none in another.
+    /// Volumes of the image, except in private temporary directories: absolute paths without `.`
+    /// and `..`, none within another.
     pub(crate) volumes: BTreeSet<String>,
 }
 
-/// Has the engine get the image, where it does not have it and knows from where.
+/// Makes the engine pull the image, if it does not have the image and knows its source.
 ///
 /// # Errors
-/// When it cannot be had, or cannot be used.
+/// [`StartError`] if the image is unavailable or unusable.
 pub(crate) fn demand(client: &Client, image: &ImageDigest, tell: Option<&TellPull>) -> Result<ImageFacts, StartError> {
     match find(client, image) {
         Err(CallError::NotFound(_)) => {
@@ -64,10 +64,10 @@ pub(crate) fn demand(client: &Client, image: &ImageDigest, tell: Option<&TellPul
     }
 }
 
-/// What is known of an image that the engine has.
+/// Returns the properties of an image that the engine has.
 ///
 /// # Errors
-/// When it has none, or it cannot be used.
+/// [`StartError`] if the engine does not have it, or it is unusable.
 pub(crate) fn facts(client: &Client, image: &ImageDigest) -> Result<ImageFacts, StartError> {
     let found = find(client, image);
     facts_of(image, found.map_err(|error| error.to_start_error(&format!("look at the image {image}")))?)
@@ -90,14 +90,14 @@ fn facts_of(image: &ImageDigest, found: ImageInspect) -> Result<ImageFacts, Star
     Ok(ImageFacts { id: bare_id(found.id.as_deref().unwrap_or_default()).to_owned(), volumes })
 }
 
-/// An id without the name of its digest, which Podman leaves out in some places.
+/// Returns an id without the name of its digest, which Podman omits in some fields.
 pub(crate) fn bare_id(id: &str) -> &str {
     id.strip_prefix("sha256:").unwrap_or(id)
 }
 
-/// Where a volume is. One that would lie in a directory of the sandbox's is refused: the
-/// engine would make its place there, on the host, under whatever name the image says. So
-/// is one that would hold what is the sandbox's own.
+/// Returns the path of a volume. A volume within a directory of the sandbox is refused. The engine
+/// would create its mount point there, on the host, with a name that the image chooses. A volume
+/// that would contain a path of the sandbox is refused too.
 fn volume_path(image: &ImageDigest, volume: &str) -> Result<String, StartError> {
     let parts: Vec<&str> = volume.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
     let path = format!("/{}", parts.join("/"));
@@ -143,7 +143,7 @@ fn pull(client: &Client, image: &ImageDigest, tell: Option<&TellPull>) -> Result
     pulled.map_err(|error| error.to_start_error(&format!("get the image {image}")))
 }
 
-/// What is known of its layers.
+/// Progress of the layers.
 #[derive(Default)]
 struct Layers(BTreeMap<String, Layer>);
 
@@ -155,8 +155,8 @@ struct Layer {
 }
 
 impl Layers {
-    /// Takes a step that the engine tells. What it is called is the engines' own
-    /// convention; an unknown one is a step of a layer that is not there yet.
+    /// Processes a progress step of the engine. Its words are the engines' own convention; an
+    /// unknown one is a step of an incomplete layer.
     fn take(&mut self, step: &CreateImageInfo) -> Pulled {
         let status = step.status.as_deref().unwrap_or_default();
         let id = step.id.as_ref().filter(|id| !status.starts_with("Pulling from") && self.has_room(id));

@@ -1,9 +1,9 @@
-//! What runs inside a container: a launcher as its first process, which reaps, and one
-//! for each command, which is given its order over its standard streams and carries it
-//! out with the walls that can be had there.
+//! Processes in a container: a launcher as the first process, which reaps, and one for each
+//! command. The latter gets its task over its standard streams and carries it out with the
+//! available isolation.
 //!
-//! Commands run as the same user. So each launcher is closed to them: it cannot be
-//! looked into, and none of its descriptors reaches them.
+//! Commands run as the same user. So each launcher is closed to them: commands cannot trace it, and
+//! none of its descriptors reaches them.
 
 pub(crate) mod kernel;
 mod lead;
@@ -42,15 +42,15 @@ use self::terminal::{Keys, Terminal};
 use crate::carry::{Streams, Until, ending};
 use crate::frames::{Decoder, Frame, MESSAGE_BYTES, Size, Stream};
 
-/// Read from the engine at once.
+/// Bytes of one read from the engine.
 const PIECE_BYTES: usize = 64 << 10;
-/// First descriptor beyond the standard streams.
+/// First descriptor after the standard streams.
 const BEYOND_STREAMS: i32 = 3;
 
-/// Does the part of a launcher that has this name.
+/// Runs the launcher's subcommand of this name.
 ///
 /// # Errors
-/// As that part; where there is none of the name.
+/// As for that subcommand; [`io::Error`] if the name is unknown.
 pub fn play(part: &str) -> io::Result<()> {
     match part {
         "hold" => hold(),
@@ -60,7 +60,7 @@ pub fn play(part: &str) -> io::Result<()> {
     }
 }
 
-/// The first process of a container: reaps what others leave, until it is killed.
+/// Runs as the first process of a container: reaps orphaned processes, until it is killed.
 ///
 /// # Errors
 /// Never in practice.
@@ -68,16 +68,16 @@ pub fn hold() -> io::Result<()> {
     close_to_others()?;
     let ends = Signals::take(&[Signal::CHILD.as_raw()])?;
     loop {
-        // One signal may stand for several.
+        // A signal may stand for several.
         while let Ok(Some(_)) = reap_any() {}
         ends.next()?;
     }
 }
 
-/// The launcher of one command, until the engine says no more.
+/// Runs as the launcher of one command, until the engine closes the channel.
 ///
 /// # Errors
-/// When the engine cannot be understood, or is not there.
+/// [`io::Error`] if the engine sends invalid data, or is gone.
 pub fn serve() -> io::Result<()> {
     let from = fcntl_dupfd_cloexec(rustix::stdio::stdin(), BEYOND_STREAMS)?;
     let to = fcntl_dupfd_cloexec(rustix::stdio::stdout(), BEYOND_STREAMS)?;
@@ -88,28 +88,28 @@ pub fn serve() -> io::Result<()> {
     run(order, frames, &way)
 }
 
-/// Whether the kernel, which may be the runtime's own, has what the walls of level
-/// `restricted` are built of.
+/// Returns whether the kernel, which may be the runtime's own, has the features for level
+/// `restricted`.
 fn has_native_walls() -> bool {
     stockade_sys::landlock::abi().is_ok_and(|abi| abi > 0)
 }
 
-/// Whether a filter of system calls is upon this process (proc_pid_status(5)).
+/// Returns whether a filter of system calls applies to this process (proc_pid_status(5)).
 fn is_filtered() -> io::Result<bool> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     Ok(status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "2")))
 }
 
-/// Those of the container's own: nothing of the host's is there.
+/// Returns the container's own temporary directories, which contain nothing of the host.
 fn own_directories() -> Vec<PathBuf> {
     ["/tmp", "/dev/shm"].map(PathBuf::from).into_iter().filter(|path| path.is_dir()).collect()
 }
 
-/// Tells the engine what can be had here, whether there is a network, what is mounted, and
-/// what of that which it wants hidden can be reached.
+/// Reports the available features, a network, the mounts, and the reachable paths among those to
+/// hide.
 ///
 /// # Errors
-/// When the engine is not there, or cannot be understood.
+/// [`io::Error`] if the engine is gone, or sends invalid data.
 pub fn probe() -> io::Result<()> {
     let from = fcntl_dupfd_cloexec(rustix::stdio::stdin(), BEYOND_STREAMS)?;
     let mut frames = Frames { from, decoder: Decoder::new(MESSAGE_BYTES), buffer: vec![0; PIECE_BYTES] };
@@ -120,7 +120,7 @@ pub fn probe() -> io::Result<()> {
         native_walls: has_native_walls(),
         boot: kernel::boot(),
         filtered: is_filtered()?,
-        // A kernel of the runtime's own may have none, and shares none then.
+        // A runtime's own kernel may have no namespaces, and shares none then.
         namespace: network::namespace().ok(),
         network: network::device()?,
         mounts: mounts::find(&order.paths)?,
@@ -129,7 +129,7 @@ pub fn probe() -> io::Result<()> {
     io::stdout().write_all(&serde_json::to_vec(&found)?)
 }
 
-/// What a command finds at this path, through links, where it can look into it.
+/// Returns the file at this path, through symbolic links, if a command can read it.
 fn reached(path: &Path) -> Option<Reached> {
     let path = path.canonicalize().ok()?;
     let is_directory = path.is_dir();
@@ -141,7 +141,7 @@ fn close_to_others() -> io::Result<()> {
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
-/// The way to the engine.
+/// Channel to the engine.
 struct Way {
     to: Mutex<OwnedFd>,
 }
@@ -158,7 +158,7 @@ impl Way {
     }
 }
 
-/// What the engine sends.
+/// Frames from the engine.
 struct Frames {
     from: OwnedFd,
     decoder: Decoder,
@@ -189,7 +189,7 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
     let (on_end, ended) = channel();
     let teller = Arc::clone(way);
     let events = Events::new(move |event| match event {
-        // After all that the command wrote, which may take its time.
+        // After all output of the command, which may take time.
         AttemptEvent::Ended(_) => drop(on_end.send(event)),
         event => drop(teller.tell(&Told::Event(Box::new(event)))),
     });
@@ -207,12 +207,12 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
         let attempt = EnclosedBackend.prepare(&plan, &io, hold, events);
         attempt.map(|attempt| Box::new(Proxied { attempt, proxy: started }) as Box<dyn Attempt>)
     };
-    // Not before: the command is a copy of this process until its program begins, and
-    // has to be looked into. Landlock keeps the others out as long; without it, none of
-    // this command runs before it is let go.
+    // Not earlier. The command is a copy of this process until its program begins, and the launcher
+    // must read its memory. Landlock keeps other commands out meanwhile. Without Landlock, no code
+    // of this command runs before it is released.
     close_to_others()?;
-    // The command has its own copies, and with these its streams would never end; where
-    // there are no walls it is started when it is let go, and is given these.
+    // The command has its own copies; with these copies its streams would never end. Without
+    // isolation, the command is started at the release and gets these.
     if has_walls {
         withdraw()?;
     }
@@ -238,11 +238,11 @@ fn run(order: InsideOrder, frames: Frames, way: &Arc<Way>) -> io::Result<()> {
     let listener = Listener { streams, terminal, leads, over, said, way: Arc::clone(way) };
     thread::spawn(move || listener.listen(frames));
     way.tell(&Told::Prepared(Ok(enforced)))?;
-    // Hung up when the engine is gone: everything of the command ends with this.
+    // Disconnected when the engine is gone; the whole command then ends.
     obey(attempt, || Ok(hear.recv().ok()), |told| way.tell(told))
 }
 
-/// Tells the end of the command, when all that it wrote is on its way.
+/// Reports the end of the command after all its output was sent.
 fn finish(
     ended: &Receiver<AttemptEvent>,
     over: &Over,
@@ -252,7 +252,7 @@ fn finish(
     if let Ok(event) = ended.recv() {
         over.say();
         for output in outputs {
-            // Nothing is ever sent: its end is what is waited for.
+            // Nothing is ever sent: only the disconnection is awaited.
             let _ = output.recv();
         }
         if let Some(proxy) = proxy {
@@ -266,7 +266,7 @@ fn finish(
     }
 }
 
-/// Says to all who carry a stream that it is over.
+/// Signals the end to all threads that copy a stream.
 #[derive(Clone)]
 struct Over(Arc<Mutex<Option<OwnedFd>>>);
 
@@ -276,7 +276,7 @@ impl Over {
     }
 }
 
-/// Does what the engine sends.
+/// Carries out the frames of the engine.
 struct Listener {
     streams: Streams,
     terminal: Option<Terminal>,
@@ -287,7 +287,7 @@ struct Listener {
 }
 
 impl Listener {
-    /// Until nothing more is sent.
+    /// Runs until the channel is closed.
     fn listen(mut self, mut frames: Frames) {
         while let Ok(Some(frame)) = frames.next() {
             if !self.take(frame) {
@@ -298,7 +298,7 @@ impl Listener {
         self.leads.close();
     }
 
-    /// False where nothing more can be understood.
+    /// Returns false if the following frames cannot be decoded.
     fn take(&mut self, frame: Frame) -> bool {
         match frame {
             Frame::Message(message) => serde_json::from_slice(&message).is_ok_and(|one| self.said.send(one).is_ok()),
@@ -317,7 +317,8 @@ impl Listener {
                 let taken = self.streams.take(frame).is_ok();
                 if let Some(terminal) = self.terminal.take_if(|_| hangs_up) {
                     self.send(terminal.hang_up());
-                    // The last of our ends: the kernel tells who is at the other.
+                    // This is the launcher's last copy, so the kernel signals the process at the
+                    // other end.
                     self.over.say();
                 }
                 taken
@@ -325,14 +326,14 @@ impl Listener {
         }
     }
 
-    /// Does what these keys do at the terminal.
+    /// Handles these keys as the terminal would.
     fn press(&self, keys: &[u8]) -> io::Result<()> {
         for keys in self.terminal.iter().flat_map(|terminal| terminal.keys(keys)) {
             match keys {
                 Keys::Typed(keys) => self.streams.take(Frame::Data(Stream::Input, keys.to_vec()))?,
                 Keys::Signal(signal) => {
                     self.send(Some(signal));
-                    // Nobody reads it, and there is room for another.
+                    // The key is not read by a process, so its byte is acknowledged here.
                     self.way.send(&Frame::Taken(Stream::Input, 1))?;
                 }
             }
@@ -340,7 +341,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Sends the command a signal; whether it still goes on is for whoever runs it.
+    /// Sends a signal to the command; the backend knows whether the command still runs.
     fn send(&self, signal: Option<Signal>) {
         if let Some(signal) = signal {
             let _ = self.said.send(Said::Signal(signal.as_raw()));
@@ -348,7 +349,7 @@ impl Listener {
     }
 }
 
-/// Our ends of the command's streams.
+/// The launcher's ends of the command's streams.
 struct Ends {
     input: Option<OwnedFd>,
     outputs: Vec<(Stream, OwnedFd)>,
@@ -356,7 +357,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// Makes them, and puts the command's in the place of this process's.
+    /// Creates them, and replaces this process's streams by the command's ends.
     fn put_in_place(io: Io, size: Option<Size>, is_linux: bool) -> io::Result<Self> {
         if io == Io::Terminal {
             let (terminal, inside) = Terminal::make(size, is_linux)?;
@@ -378,10 +379,10 @@ impl Ends {
         Ok(Self { input: Some(input.into()), outputs, terminal: None })
     }
 
-    /// Begins to carry them; what hangs up with the end of each output.
+    /// Starts copying; the returned receivers are disconnected at the end of each output.
     fn begin(&mut self, streams: &mut Streams, over: &Arc<OwnedFd>, way: &Arc<Way>) -> io::Result<Vec<Receiver<()>>> {
         let teller = Arc::clone(way);
-        // An engine that does not hear is gone, which the listener sees.
+        // An engine that does not read is gone; the listener detects this.
         let send: crate::carry::Send = Arc::new(move |frame| drop(teller.send(&frame)));
         if let Some(input) = self.input.take() {
             streams.write(Stream::Input, input, Arc::clone(over), Arc::clone(&send))?;
@@ -393,7 +394,7 @@ impl Ends {
     }
 }
 
-/// Gives this process's standard streams up.
+/// Replaces this process's standard streams by `/dev/null`.
 fn withdraw() -> io::Result<()> {
     let nothing = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(nothing.as_fd())?;

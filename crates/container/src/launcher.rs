@@ -1,5 +1,5 @@
-//! The launcher of one command as its engine knows it: looked at when it is heard no
-//! more and told no end.
+//! Launcher of one command, from the view of the engine: examined when its channel is closed
+//! without a reported end.
 
 use std::time::{Duration, Instant};
 
@@ -9,26 +9,27 @@ use bollard::errors::Error;
 use crate::client::{Client, MAKES_WITHIN};
 use crate::standing::is_running;
 
-/// How long one that is heard no more may take to end.
+/// Time-out for such a launcher to end.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// How soon it is looked at again.
+/// Interval between two checks.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// The exit codes from here on are those of signals.
+/// Exit codes from here on are those of signals.
 const SIGNALS: i64 = 128;
 
-/// One launcher.
+/// Launcher of a command.
 #[derive(Clone)]
 pub(crate) struct Launcher {
     pub(crate) client: Client,
     pub(crate) container: String,
-    /// What the engine calls the exec that it is.
+    /// The engine's identifier of its exec.
     pub(crate) exec: String,
-    /// Whether its command ends with it, whatever ended it.
+    /// True if its command always ends with it.
     pub(crate) has_walls: bool,
 }
 
 impl Launcher {
-    /// Sees to it that nothing of its command goes on, and says why it is heard no more.
+    /// Ensures that no process of its command continues, and returns the reason for the closed
+    /// channel.
     pub(crate) fn bury(&self) -> String {
         let Self { client, container, exec, has_walls } = self.clone();
         match client.call(MAKES_WITHIN, move |docker| bury(docker, container, exec, has_walls)) {
@@ -48,7 +49,7 @@ async fn bury(docker: Docker, container: String, exec: String, has_walls: bool) 
         return Ok("its launcher in the container ended without a word");
     }
     match docker.kill_container(&container, None).await {
-        // It has ended meanwhile.
+        // The container has ended meanwhile.
         Ok(()) | Err(Error::DockerResponseServerError { status_code: 404 | 409, .. }) => {
             Ok("its launcher was killed or stopped from within, and so the container was ended with all that went on")
         }
@@ -56,8 +57,8 @@ async fn bury(docker: Docker, container: String, exec: String, has_walls: bool) 
     }
 }
 
-/// Whether it does, rather than by a signal: then it has ended its command before. One
-/// that nothing is known of does not.
+/// Returns whether it exits by itself and not by a signal; then it has ended its command before. An
+/// unknown exec counts as false.
 async fn ends_by_itself(docker: &Docker, exec: &str) -> bool {
     let give_up = Instant::now() + ENDS_WITHIN;
     while let Ok(found) = docker.inspect_exec(exec).await {

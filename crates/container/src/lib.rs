@@ -1,13 +1,13 @@
 //! Sandboxes made by a container engine, Docker or Podman, over the API at its socket.
 //!
-//! The engine makes the walls: namespaces, a read-only system from an image, no
-//! capabilities, limits. Within them each command is run by a launcher, this very
-//! program mounted read-only into the container, which builds the native walls of
-//! level `restricted` inside: so what is refused there is as exact as anywhere, and a
-//! call that lacks a power can wait for an answer.
+//! The engine provides the isolation: namespaces, a read-only system from an image, no
+//! capabilities, limits. In a container, a launcher runs each command. The launcher is this same
+//! program, mounted read-only into the container. It builds the native isolation of level
+//! `restricted` there. So refusals are as exact as elsewhere, and a call that lacks a power can
+//! wait for an answer.
 //!
-//! What comes out of a container is believed in nothing that concerns the host. The
-//! socket of the engine is never seen inside.
+//! Data from a container is not trusted in anything that concerns the host. The container never has
+//! access to the engine's socket.
 
 #![forbid(unsafe_code)]
 
@@ -43,7 +43,7 @@ use std::path::PathBuf;
 pub use images::{Pulled, TellPull};
 pub use sandbox::{ContainerSandboxes, Engine};
 
-/// Which container engine.
+/// Container engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The Docker Engine.
@@ -53,7 +53,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its name, as it stands in plans, records and reports.
+    /// Returns its name as plans, records and reports contain it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Docker => "docker",
@@ -62,18 +62,17 @@ impl Kind {
     }
 }
 
-/// What sandboxes of a container engine are made with, besides their plans.
+/// Settings for the sandboxes of a container engine, besides their plans.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The engine's socket; where it usually is, if this is absent.
+    /// The engine's socket; the usual path if absent.
     pub socket: Option<PathBuf>,
-    /// The program that runs inside as launcher: a static one with the hidden
-    /// subcommand `inside`, such as `stockade` itself.
+    /// The program that runs as the launcher in containers: a static one with the hidden subcommand
+    /// `inside`, such as `stockade` itself.
     pub launcher: PathBuf,
-    /// Where files of ours are that containers mount: a directory of the caller's alone,
-    /// made with the first.
+    /// Directory for Stockade's files that containers mount. Only the caller can access it; it is
+    /// made for the first sandbox.
     pub accounts: PathBuf,
-    /// Whose list the sandboxes stand in: containers of another owner are never
-    /// touched.
+    /// Owner of the list of sandboxes: containers of another owner are never touched.
     pub owner: String,
 }

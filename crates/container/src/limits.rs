@@ -1,14 +1,15 @@
-//! Who holds which limit of a sandbox, and how that is said: the engine for all commands
-//! together, the kernel for each process, or what each command is watched by inside.
+//! Enforcement of each limit of a sandbox, and its report. The engine enforces a limit for all
+//! commands together, the kernel for each process, or a supervisor in the container for each
+//! command.
 
 use stockade_engine::StartError;
 use stockade_model::{LayerReport, LayerState, Limit, Limits};
 
-/// Processes besides those of commands that a container may have, threads among them:
-/// its first process, and what serves several commands at once.
+/// Processes that a container may have besides those of commands, threads included: its first
+/// process, and the launchers of several commands.
 const SERVING: u64 = 128;
 
-/// What holds a limit.
+/// Part that enforces a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
     /// The engine, for all commands together.
@@ -17,13 +18,13 @@ enum Holder {
     Process,
     /// The size of the private filesystem.
     Filesystem,
-    /// The clock of whoever runs a command.
+    /// The clock of the process that runs a command.
     Clock,
-    /// What reads the output.
+    /// The reader of the output.
     Capture,
-    /// The walls inside, for each command by itself.
+    /// The isolation in the container, for each command separately.
     Command,
-    /// The engine was asked; a runtime with a kernel of its own counts by itself.
+    /// The engine was asked, but a runtime with its own kernel counts by itself.
     Unseen,
     /// Nothing.
     Nothing,
@@ -43,7 +44,7 @@ impl Holder {
         }
     }
 
-    /// How it holds a limit, and whether that is all that was asked for.
+    /// Returns how it enforces a limit, and whether the request is fulfilled completely.
     fn text(self, limit: Limit) -> (String, bool) {
         let (text, is_whole) = match self {
             Self::Engine if limit == Limit::Processes => {
@@ -62,10 +63,10 @@ impl Holder {
     }
 }
 
-/// Refuses limits that no container can hold.
+/// Refuses limits that no container can enforce.
 ///
 /// # Errors
-/// The first of them.
+/// [`StartError`] for the first of them.
 pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
     match limits.each().find(|(limit, _)| *limit == Limit::Io) {
         Some((limit, amount)) => Err(StartError {
@@ -76,11 +77,11 @@ pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
     }
 }
 
-/// Refuses limits that are there by somebody's wish alone, and that nothing holds where the
-/// native walls do not stand inside; those that every profile has are told as not held.
+/// Refuses limits that were requested explicitly and that nothing enforces without the native
+/// isolation. Limits that every profile has are reported as not enforced.
 ///
 /// # Errors
-/// The first of them.
+/// [`StartError`] for the first of them.
 pub(crate) fn demand_held_without_walls(limits: &Limits) -> Result<(), StartError> {
     match limits.each().find(|(limit, _)| matches!(limit, Limit::CpuTime | Limit::Inodes)) {
         Some((limit, amount)) => Err(StartError {
@@ -91,11 +92,11 @@ pub(crate) fn demand_held_without_walls(limits: &Limits) -> Result<(), StartErro
     }
 }
 
-/// Refuses limits of one command that are lower than its sandbox's, where nothing inside
-/// could hold them.
+/// Refuses limits of one command that are lower than its sandbox's, if nothing in the container
+/// could enforce them.
 ///
 /// # Errors
-/// The first of them.
+/// [`StartError`] for the first of them.
 pub(crate) fn demand_no_lower(of_sandbox: &Limits, of_command: &Limits) -> Result<(), StartError> {
     let is_held = |limit| matches!(Holder::of(limit, false), Holder::Clock | Holder::Capture);
     let mut lower = of_command.each().filter(|(limit, amount)| of_sandbox.get(*limit).is_none_or(|all| all > *amount));
@@ -108,12 +109,13 @@ pub(crate) fn demand_no_lower(of_sandbox: &Limits, of_command: &Limits) -> Resul
     }
 }
 
-/// As many processes as the engine is to let a container have.
+/// Returns the number of processes that the engine permits in a container.
 pub(crate) fn processes(limits: &Limits) -> Option<u64> {
     limits.processes.map(|processes| processes.saturating_add(SERVING))
 }
 
-/// One line of the enforcement report. `has_walls`: whether the native walls stand inside.
+/// Returns the layer of the enforcement report. `has_walls`: the native isolation works in the
+/// container.
 pub(crate) fn report(limits: &Limits, has_walls: bool) -> LayerReport {
     let mut parts = vec!["no core dumps".to_owned()];
     let mut whole = true;
@@ -126,9 +128,9 @@ pub(crate) fn report(limits: &Limits, has_walls: bool) -> LayerReport {
     LayerReport { state, detail: parts.join("; ") }
 }
 
-/// Those of one command that its walls inside hold: what the container holds for all is
-/// not held once more for one of them, unless that is to have less, and what it cannot
-/// hold for all is held for each.
+/// Returns the limits that a command's own isolation enforces. A limit that the container enforces
+/// for all commands is included only if the command has less. A limit that it cannot enforce for
+/// all is enforced for each.
 pub(crate) fn inside(of_sandbox: &Limits, of_command: &Limits) -> Limits {
     let mut inside = Limits::default();
     for limit in Limit::ALL {

@@ -1,7 +1,6 @@
-//! The way to the launcher of one command: frames over the streams of an exec of the
-//! container engine. What comes from there was sent by a process that a command could
-//! have overwhelmed: it is bounded, and believed in nothing but what it says of that
-//! command.
+//! Channel to the launcher of one command: frames over the streams of an exec of the container
+//! engine. A command could have taken control of the sender. So the data is bounded, and trusted
+//! only for statements about that command.
 
 use std::io;
 use std::pin::Pin;
@@ -30,23 +29,23 @@ use crate::launcher::Launcher;
 use crate::outside::Outside;
 use crate::passages::Post;
 
-/// Frames that wait to be sent: those of streams are bounded by their windows.
+/// Most frames that wait to be sent; frames of streams are bounded by their windows.
 const FRAMES_MAX: usize = 4096;
-/// Frames of connections that wait to be sent: who has more waits.
+/// Most frames of connections that wait to be sent; further senders wait.
 const PIECES_MAX: usize = 16;
-/// Messages that came and were not yet heard.
+/// Most messages that were received and not yet read.
 const MESSAGES_MAX: usize = 16;
-/// What is kept of what the launcher says on its standard error.
+/// Most bytes that are kept of the launcher's standard error.
 const COMPLAINT_BYTES: usize = 2048;
-/// The same of its answer, where it gives one and ends.
+/// Most bytes of its answer, if it gives one and ends.
 const ANSWER_BYTES: usize = 1 << 20;
-/// How long the caller's streams may take what a command wrote that was killed.
+/// Time-out for the caller's streams to accept the output of a killed command.
 const TAKEN_WITHIN: Duration = Duration::from_secs(2);
-/// How long what was written may still come when the container has ended: not every
-/// engine ends the streams of an exec with it.
+/// Time for which output may still arrive after the container has ended: not every engine ends the
+/// streams of an exec with it.
 const COMES_WITHIN: Duration = Duration::from_secs(2);
 
-/// One command's.
+/// Channel of one command.
 pub(crate) struct FrameLine {
     sender: Arc<Mutex<Option<Sender<Vec<u8>>>>>,
     /// Frames of connections, which wait for room.
@@ -56,14 +55,14 @@ pub(crate) struct FrameLine {
     streams: Arc<Mutex<Streams>>,
     complaint: Arc<Mutex<Vec<u8>>>,
     tasks: [AbortHandle; 2],
-    /// What hangs up when an output was taken by the caller's streams to its end.
+    /// Disconnected when the caller's streams have accepted an output completely.
     outputs: Mutex<Vec<mpsc::Receiver<()>>>,
-    /// Whether the command was killed: its output is not waited for without a limit.
+    /// True if the command was killed: there is a time limit for its output.
     killed: AtomicBool,
-    /// Let go at the end of the command.
+    /// Dropped at the end of the command.
     kept: Mutex<Option<Box<dyn std::any::Any + Send>>>,
     launcher: Launcher,
-    /// Whether the sandbox of the command stands, and its end was not told.
+    /// True if the sandbox of the command is built, and its end was not reported.
     stands: AtomicBool,
 }
 
@@ -71,26 +70,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a launcher is started as.
+/// Parameters to start a launcher.
 pub(crate) struct Exec {
     pub(crate) container: String,
     pub(crate) user: String,
     pub(crate) command: Vec<String>,
 }
 
-/// What becomes of a container.
+/// State of a container.
 #[derive(Clone)]
 pub(crate) struct Fate {
     /// True once it has ended.
     pub(crate) gone: watch::Receiver<bool>,
-    /// Whether a command in it ends with its launcher, whatever ended that.
+    /// True if a command in it always ends with its launcher.
     pub(crate) has_walls: bool,
 }
 
 type Output = Pin<Box<dyn Stream<Item = Result<LogOutput, Error>> + Send>>;
 type Input = Pin<Box<dyn AsyncWrite + Send>>;
 
-/// Starts a launcher; what the engine calls it, and its streams.
+/// Starts a launcher; returns the engine's identifier for it, and its streams.
 async fn attach(docker: Docker, exec: Exec) -> Result<(String, Output, Input), Error> {
     let options = CreateExecOptions {
         attach_stdin: Some(true),
@@ -108,13 +107,14 @@ async fn attach(docker: Docker, exec: Exec) -> Result<(String, Output, Input), E
     }
 }
 
-/// What a launcher said that ended by itself.
+/// Output of a launcher that exited by itself.
 pub(crate) struct Said {
     pub(crate) output: Vec<u8>,
     pub(crate) complaint: String,
 }
 
-/// Starts a launcher, says this to it, and hears it to its end, within the time of a call.
+/// Starts a launcher, sends this frame to it, and reads its output to the end, within the time-out
+/// of a call.
 pub(crate) fn all_said(client: &Client, exec: Exec, first: Frame) -> Result<Said, CallError> {
     client.call(ANSWERS_WITHIN, |docker| async move {
         let (_, mut output, mut input) = attach(docker, exec).await?;
@@ -132,14 +132,14 @@ pub(crate) fn all_said(client: &Client, exec: Exec, first: Frame) -> Result<Said
     })
 }
 
-/// As much as is kept of what a launcher says that is no frame.
+/// Keeps a bounded part of a launcher's text that is no frame.
 fn keep_some(kept: &mut Vec<u8>, text: &[u8], most: usize) {
     let room = most.saturating_sub(kept.len());
     kept.extend_from_slice(&text[..text.len().min(room)]);
 }
 
 impl FrameLine {
-    /// Starts a launcher whose messages are no longer than so many bytes.
+    /// Starts a launcher whose messages have at most this many bytes.
     pub(crate) fn start(client: &Client, exec: Exec, message_bytes: usize, fate: Fate) -> Result<Self, CallError> {
         let container = exec.container.clone();
         let (id, output, input) = client.call(ANSWERS_WITHIN, |docker| attach(docker, exec))?;
@@ -174,8 +174,8 @@ impl FrameLine {
         })
     }
 
-    /// Where frames of streams are put; as long as the line is there. A launcher that takes
-    /// so little that there is no room for one is broken off, and its command with it.
+    /// Returns the sender for frames of streams, valid as long as the channel exists. A launcher
+    /// that reads too slowly is disconnected, and its command ends.
     pub(crate) fn sending(&self) -> crate::carry::Send {
         let (sender, tasks) = (Arc::clone(&self.sender), self.tasks.clone());
         Arc::new(move |frame| {
@@ -187,7 +187,7 @@ impl FrameLine {
         })
     }
 
-    /// Where frames of connections are put, which wait until they can go.
+    /// Returns the sender for frames of connections, which wait until they can be sent.
     pub(crate) fn posting(&self) -> Post {
         let pieces = self.pieces.clone();
         Arc::new(move |frame| {
@@ -196,10 +196,10 @@ impl FrameLine {
         })
     }
 
-    /// What is asked inside for what is outside, it asks here; to be said before anything
-    /// is.
+    /// Sets the receiver for network requests from the container; to be called before any message
+    /// is sent.
     pub(crate) fn lead(&self, outside: Arc<Outside>) {
-        // There is one for each line.
+        // There is one for each channel.
         let _ = self.outside.set(outside);
     }
 
@@ -209,28 +209,28 @@ impl FrameLine {
         }
     }
 
-    /// The command's streams, to be begun before anything is said.
+    /// Returns the command's streams, to be started before any message is sent.
     pub(crate) fn streams(&self) -> MutexGuard<'_, Streams> {
         lock(&self.streams)
     }
 
-    /// Lets the end of the command be told after that of this output.
+    /// Makes the report of the command's end wait for the end of this output.
     pub(crate) fn wait_for(&self, output: mpsc::Receiver<()>) {
         lock(&self.outputs).push(output);
     }
 
-    /// Keeps the caller's streams for as long as the command goes on: who is at their
-    /// other ends is to see its end.
+    /// Keeps the caller's streams for as long as the command runs, because the processes at their
+    /// other ends must see its end.
     pub(crate) fn keep(&self, carried: impl Send + 'static) {
         *lock(&self.kept) = Some(Box::new(carried));
     }
 
-    /// What the launcher complained of.
+    /// Returns the launcher's standard error.
     pub(crate) fn complaint(&self) -> String {
         String::from_utf8_lossy(&lock(&self.complaint)).trim().to_owned()
     }
 
-    /// Says a message of any kind.
+    /// Sends a message of any kind.
     pub(crate) fn send(&self, message: &impl serde::Serialize) -> io::Result<()> {
         let frame = Frame::Message(serde_json::to_vec(message)?).encode();
         let sender = lock(&self.sender);
@@ -238,13 +238,13 @@ impl FrameLine {
         sender.try_send(frame).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// The next message.
+    /// Returns the next message.
     pub(crate) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
         let message = lock(&self.messages).blocking_recv();
         Ok(message.map(|message| serde_json::from_slice(&message)).transpose()?)
     }
 
-    /// The end of a command whose launcher told none.
+    /// Returns the end of a command whose launcher reported none.
     fn lost(&self) -> Told {
         let why = self.launcher.bury();
         lock(&self.streams).close();
@@ -259,8 +259,8 @@ impl FrameLine {
         self.close_outside();
     }
 
-    /// Until all that the command wrote has been taken by the caller's streams, or it
-    /// was killed and they take nothing.
+    /// Waits until the caller's streams have accepted all output of the command, or the command was
+    /// killed and they accept nothing.
     fn wait_for_streams(&self) {
         let ended = std::mem::take(&mut *lock(&self.outputs));
         for stream in ended {
@@ -321,8 +321,8 @@ impl Drop for FrameLine {
     }
 }
 
-/// When it is too late for anything of a container that ends; never, where nobody looks
-/// at it any more.
+/// Waits until no more data of an ended container is expected; forever if the container is not
+/// watched.
 async fn too_late(mut gone: watch::Receiver<bool>) {
     if gone.wait_for(|gone| *gone).await.is_ok() {
         return tokio::time::sleep(COMES_WITHIN).await;
@@ -330,7 +330,7 @@ async fn too_late(mut gone: watch::Receiver<bool>) {
     std::future::pending().await
 }
 
-/// Sends what there is, connections after all else.
+/// Sends the waiting frames; those of connections last.
 async fn send(mut queue: Receiver<Vec<u8>>, mut pieces: Receiver<Vec<u8>>, mut input: Input) {
     loop {
         let frame = tokio::select! {
@@ -346,7 +346,7 @@ async fn send(mut queue: Receiver<Vec<u8>>, mut pieces: Receiver<Vec<u8>>, mut i
     let _ = input.shutdown().await;
 }
 
-/// What comes from a launcher.
+/// Data from a launcher.
 struct Incoming {
     outside: Arc<OnceLock<Arc<Outside>>>,
     streams: Arc<Mutex<Streams>>,
@@ -378,7 +378,7 @@ impl Incoming {
         lock(&self.streams).close();
     }
 
-    /// False where nothing more can be understood, or nobody hears it.
+    /// Returns false if the following frames cannot be decoded, or are not read.
     async fn deliver(&mut self) -> bool {
         loop {
             match self.decoder.next_frame() {

@@ -1,7 +1,7 @@
-//! Links in an image at places where a container has mounts. A runtime follows them, and
-//! makes what they lead to where it is missing: an empty file of any name in the workspace,
-//! on the host. So they are looked for before anything of the host is mounted. Podman does
-//! not tell a link that leads nowhere from what is missing.
+//! Symbolic links in an image at mount points of a container. A runtime follows them, and creates a
+//! missing target: for example an empty file with any name in the workspace, on the host. So this
+//! module looks for them before any directory of the host is mounted. Podman does not distinguish a
+//! dangling link from a missing file.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -19,14 +19,14 @@ use crate::client::{Client, MAKES_WITHIN};
 use crate::spec::{HOLDS, LAUNCHER, TEMPORARY, image_name};
 use crate::standing::remove_container;
 
-/// That of a link, in a mode as Go writes it (`fs.ModeSymlink`).
+/// Bit of a symbolic link in a mode of Go (`fs.ModeSymlink`).
 const LINK_MODE: u32 = 1 << 27;
 
-/// Refuses an image that has a link at the place of a mount, or on the way there. What looks
-/// is a container with this name and these labels, which never starts.
+/// Refuses an image with a symbolic link at a mount point, or in the path to it. A container with
+/// this name and these labels is made for the check and never starts.
 ///
 /// # Errors
-/// Where there is one, or the engine does not say.
+/// [`StartError`] if there is one, or the engine does not answer.
 pub(crate) fn demand_none(
     client: &Client,
     image: &ImageDigest,
@@ -59,7 +59,7 @@ pub(crate) fn demand_none(
     }
 }
 
-/// Each place of a mount, and each directory above it.
+/// Returns each mount point, and each directory above it.
 fn places(placed: &[Placed]) -> BTreeSet<String> {
     let own = [INSIDE_WORKSPACE, INSIDE_HOME, LAUNCHER].into_iter().chain(TEMPORARY);
     let all = own.chain(placed.iter().map(|(inside, _)| inside.as_str()));
@@ -68,7 +68,7 @@ fn places(placed: &[Placed]) -> BTreeSet<String> {
     all.flat_map(above).filter(|place| place != "/").collect()
 }
 
-/// Docker has no target of anything else, Podman the path itself.
+/// For other files, Docker reports no target, Podman the path itself.
 fn is_link(place: &str, found: &PathStatResponse) -> bool {
     let target = found.link_target.as_str();
     found.file_mode & LINK_MODE != 0 || !(target.is_empty() || target == place)

@@ -1,4 +1,4 @@
-//! The mounts that a container has to have, against those that were found inside.
+//! Compares the required mounts of a container with the mounts found in it.
 
 use std::collections::BTreeSet;
 use std::fs::Metadata;
@@ -13,48 +13,48 @@ use crate::Kind;
 use crate::inside::FoundMounts;
 use crate::spec::LAUNCHER;
 
-/// The device nodes of every container.
+/// Device nodes of every container.
 const DEVICES: [&str; 8] = ["null", "zero", "full", "random", "urandom", "tty", "console", "ptmx"];
-/// Trees of the kernel's own, in which a runtime mounts to hide or to protect.
+/// Kernel filesystems in which a runtime mounts to hide or to protect.
 const KERNEL_TREES: [&str; 2] = ["/proc", "/sys"];
 
-/// One of the host's objects that a container shows.
+/// File or directory of the host that a container shares.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedObject {
-    /// Its path on the host.
+    /// Path on the host.
     path: PathBuf,
-    /// Its path inside.
+    /// Path in the container.
     inside: &'static str,
     device: u64,
     inode: u64,
 }
 
-/// The mounts that a container has to have.
+/// Required mounts of a container.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpectedMounts {
     kind: Kind,
     shared: Vec<SharedObject>,
-    /// Files of ours and volumes of the image.
+    /// Stockade's own files, and volumes of the image.
     read_only: BTreeSet<PathBuf>,
 }
 
 impl ExpectedMounts {
-    /// Those of a container with these objects of the host, as they were looked at before
-    /// the engine was told their paths.
+    /// Creates the list for a container with these files of the host, which were examined before
+    /// the engine got their paths.
     pub(crate) fn new(kind: Kind, shared: Vec<SharedObject>, read_only: BTreeSet<PathBuf>) -> Self {
         Self { kind, shared, read_only }
     }
 
-    /// The paths whose objects are looked at inside.
+    /// Returns the paths to examine in the container.
     pub(crate) fn paths(&self) -> Vec<RawText> {
         self.shared.iter().map(|shared| RawText::from(Path::new(shared.inside))).collect()
     }
 
-    /// Compares them with the mounts that were found. A kernel of the runtime's own numbers
-    /// objects itself, and has devices of its own.
+    /// Compares them with the found mounts. A runtime's own kernel has its own inode numbers and
+    /// devices.
     ///
     /// # Errors
-    /// The first that differs.
+    /// [`StartError`] for the first difference.
     pub(crate) fn demand(&self, found: &FoundMounts, is_host_kernel: bool) -> Result<(), StartError> {
         let own = mountinfo::read()
             .map_err(|why| StartError { what: format!("cannot read /proc/self/mountinfo: {why}"), hint: None })?;
@@ -113,7 +113,7 @@ impl ExpectedMounts {
         }
     }
 
-    /// A mount that the host itself has in the workspace or the home comes along.
+    /// Returns whether the host itself has this mount in the workspace or the home directory.
     fn is_nested(&self, mount: &Mount<'_>, own: &[Mount<'_>]) -> bool {
         self.shared.iter().any(|shared| {
             let Some(rest) = mount.point.strip_prefix(shared.inside).ok().filter(|rest| *rest != Path::new("")) else {
@@ -125,8 +125,8 @@ impl ExpectedMounts {
     }
 }
 
-/// A mount in a tree of the kernel's own: its own filesystems, and empty or read-only ones
-/// that hide a part.
+/// Returns whether the mount is in a kernel filesystem: that filesystem itself, or an empty or
+/// read-only one that hides a part.
 fn is_of_kernel(mount: &Mount<'_>) -> bool {
     let tree = KERNEL_TREES.iter().find(|tree| mount.point.starts_with(tree));
     let is_whole = tree.is_some_and(|tree| mount.point == Path::new(tree));
@@ -142,14 +142,15 @@ fn is_of_kernel(mount: &Mount<'_>) -> bool {
     }
 }
 
-/// An ordinary user's engine cannot make device nodes, and mounts the host's.
+/// Returns whether the mount is a device. An unprivileged engine cannot make device nodes, and
+/// mounts the host's.
 fn is_device(mount: &Mount<'_>) -> bool {
     let named = DEVICES.iter().find(|name| Path::new("/dev").join(name) == mount.point);
     let is_same = named.is_some_and(|name| mount.root == Path::new("/").join(name));
     is_same && matches!(mount.kind, b"devtmpfs" | b"tmpfs")
 }
 
-/// Looks at an object of the host before an engine is told its path.
+/// Records a file of the host before an engine gets its path.
 pub(crate) fn shared(path: &Path, inside: &'static str, found: &Metadata) -> SharedObject {
     SharedObject { path: path.to_owned(), inside, device: found.dev(), inode: found.ino() }
 }
@@ -165,7 +166,7 @@ mod tests {
     use super::*;
     use crate::inside::FoundObject;
 
-    /// As Docker and Podman make them.
+    /// Mounts as made by Docker and Podman.
     const USUAL: &str = "1 0 0:39 / / ro - overlay overlay rw\n\
         2 1 0:42 / /proc rw - proc proc rw\n\
         3 1 0:43 / /dev rw - tmpfs tmpfs rw\n\

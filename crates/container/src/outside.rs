@@ -1,7 +1,7 @@
-//! The host's end of what a command in a container reaches: the door, which judges by the
-//! plan and by what was granted since, whatever the inside says of it.
+//! The host's end of a command's network access: the egress proxy. It decides by the plan and the
+//! later grants, whatever the container sends.
 //!
-//! It must not know how frames are carried.
+//! This module must not depend on the transport of the frames.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -23,12 +23,12 @@ use crate::frames::{Frame, FrameError};
 use crate::passages::{PASSAGES_MAX, Passages, Post};
 use crate::question::{Answer, Question};
 
-/// How long a name may be looked up.
+/// Time-out for resolving a name.
 const LOOKUP_MAX: Duration = Duration::from_secs(10);
-/// Distinct refusals of the host's that are told of one attempt.
+/// Most different refusals by the host that are reported for one attempt.
 const TOLD_MAX: usize = 256;
 
-/// What leads out of one command's container.
+/// Network access of one command's container.
 pub(crate) struct Outside {
     reach: Reach,
     rules: Egress,
@@ -39,16 +39,16 @@ pub(crate) struct Outside {
     post: Post,
     passages: OnceLock<Passages>,
     door: Mutex<State>,
-    /// Questions that have no answer yet, and the dialling of some.
+    /// Requests without an answer, and the dialling of some.
     open: Mutex<Vec<(u32, Option<Dialling>)>>,
     told: Mutex<BTreeSet<String>>,
 }
 
 enum State {
-    /// Nothing has needed it yet.
+    /// Not needed yet.
     Shut,
     Open(Door),
-    /// The command is over.
+    /// The command has ended.
     Over,
 }
 
@@ -57,10 +57,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Outside {
-    /// That of a plan. Nothing is started before something is asked for.
+    /// Creates it for a plan. Nothing is started before the first request.
     ///
     /// # Errors
-    /// Where the plan wants requests read or secrets put in.
+    /// [`StartError`] if the plan requires that requests are read or secrets are injected.
     pub(crate) fn of(
         plan: &Plan,
         resolver: Option<Arc<dyn Resolve>>,
@@ -89,23 +89,23 @@ impl Outside {
         })
     }
 
-    /// Adds what somebody agreed to.
+    /// Adds granted powers.
     pub(crate) fn agree(&self, answer: &HeldAnswer) {
         if let HeldAnswer::Granted(grants) = answer {
             grants.iter().for_each(|grant| self.reach.add(grant));
         }
     }
 
-    /// Takes a frame that came from inside, where it is about what is outside.
+    /// Processes a frame from the container that is about network access.
     ///
     /// # Errors
-    /// When nobody may send it.
+    /// [`FrameError`] if the container may not send it.
     pub(crate) fn take(self: &Arc<Self>, frame: Frame) -> Result<(), FrameError> {
         match frame {
             Frame::Asked(id, question) => self.asked(id, &question),
             Frame::Answered(..) => Err(FrameError::WRONG_WAY),
             Frame::Broken(id) => {
-                // Given up: nobody waits for the answer.
+                // Cancelled: the answer is not needed.
                 lock(&self.open).retain(|(open, _)| *open != id);
                 self.passages().take(Frame::Broken(id))
             }
@@ -113,8 +113,8 @@ impl Outside {
         }
     }
 
-    /// The command has ended: sends on what it said, for a second at most, and tells the
-    /// last records.
+    /// Ends the network access after the command. Sends its remaining data, for a second at most,
+    /// and reports the last records.
     pub(crate) fn close(&self) {
         let state = std::mem::replace(&mut *lock(&self.door), State::Over);
         lock(&self.open).clear();
@@ -159,7 +159,7 @@ impl Outside {
                 return self.settle(id, Answer::Refused { rule: refusal.rule });
             }
         };
-        // The door must not keep what keeps it.
+        // Weak, because the egress proxy must not keep its owner alive.
         let own = Arc::downgrade(self);
         let led = move |led| {
             if let Some(own) = own.upgrade() {
@@ -180,13 +180,13 @@ impl Outside {
         }
     }
 
-    /// What became of dialling, on the door's thread.
+    /// Handles the result of dialling, on the proxy's thread.
     fn led(self: &Arc<Self>, id: u32, led: Result<TcpStream, DialFailure>) {
         let stream = match led {
             Ok(stream) => stream,
             Err(failure) => return self.settle(id, Answer::of(&failure)),
         };
-        // Together: it is counted as the one or the other.
+        // Under one lock, because it counts either as a request or as a connection.
         let mut open = lock(&self.open);
         if taken(&mut open, id).is_none() {
             return;
@@ -200,7 +200,7 @@ impl Outside {
 
     fn look_up(self: &Arc<Self>, id: u32, name: HostName) {
         if !self.reach.knows(&name) {
-            // Nothing of it is asked outside: a question would carry data out.
+            // No lookup is made outside, because it would carry data out.
             return self.settle(id, Answer::Addresses(Err("no rule speaks of this name".to_owned())));
         }
         let own = Arc::clone(self);
@@ -217,7 +217,7 @@ impl Outside {
         });
     }
 
-    /// Answers a question, unless it was given up.
+    /// Answers a request, unless it was cancelled.
     fn settle(&self, id: u32, answer: Answer) {
         let settled = taken(&mut lock(&self.open), id);
         if settled.is_some() {
@@ -264,7 +264,7 @@ impl Outside {
         Door::start(setup).map_err(io::Error::other)
     }
 
-    /// The inside had no leave for what it asked, and asked all the same.
+    /// Reports a request that the container made without permission.
     fn tell_refused(&self, target: &Target, who: &Who, rule: &str, grant: Option<Grant>) {
         let mut told = lock(&self.told);
         let object = target.to_string();
@@ -285,7 +285,7 @@ impl Outside {
     }
 }
 
-/// Takes a question out, whose dialling is left to itself.
+/// Removes a request, and detaches its dialling.
 fn taken(open: &mut Vec<(u32, Option<Dialling>)>, id: u32) -> Option<()> {
     let at = open.iter().position(|(other, _)| *other == id)?;
     if let (_, Some(dialling)) = open.swap_remove(at) {
@@ -294,7 +294,7 @@ fn taken(open: &mut Vec<(u32, Option<Dialling>)>, id: u32) -> Option<()> {
     Some(())
 }
 
-/// Where the door itself stands nobody connects to it.
+/// Namespace of the egress proxy, in which no program connects to it.
 struct Nowhere;
 
 impl Namespace for Nowhere {
@@ -307,7 +307,7 @@ impl Namespace for Nowhere {
     }
 }
 
-/// Decides by what is agreed to: who could be asked is asked inside.
+/// Decides by the approved targets; questions are put by the other end in the container.
 struct ByReach(Reach);
 
 impl Judge for ByReach {
@@ -352,7 +352,7 @@ mod tests {
         }
     }
 
-    /// The host's end, and what comes out of it.
+    /// The host's end, with its output.
     struct Host {
         outside: Arc<Outside>,
         posted: Receiver<Frame>,
@@ -414,7 +414,7 @@ mod tests {
         Question::Connect { target: target.parse().unwrap(), pid: Some(1), program: None }
     }
 
-    /// Says hello to whoever comes, and reads to the end.
+    /// Sends "hello" to every client, and reads to the end.
     fn server() -> (u16, Receiver<String>) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -437,7 +437,7 @@ mod tests {
     fn the_host_judges_whatever_the_inside_claims() {
         let (port, heard) = server();
         let host = host(&[format!("connect good.test:{port}")]);
-        // Forged: nothing inside may have asked for these.
+        // Forged: the container has no permission for these.
         for (id, target) in
             [(1, format!("evil.test:{port}")), (2, format!("127.0.0.1:{port}")), (3, "good.test:1".to_owned())]
         {
@@ -447,7 +447,7 @@ mod tests {
             assert_eq!(denial.grant, Some(format!("connect {target}").parse().unwrap()));
         }
         assert!(heard.try_recv().is_err(), "somebody was reached");
-        // The control: what was granted is reached.
+        // Control: a granted target is reached.
         assert_eq!(host.ask(4, &connect(&format!("good.test:{port}"))), Answer::Connected);
         let Frame::Piece(4, hello) = host.posted.recv_timeout(PATIENCE).unwrap() else { panic!("no bytes") };
         assert_eq!(hello, b"hello");
@@ -460,7 +460,7 @@ mod tests {
             (record.target.to_string(), record.bytes_up, record.bytes_down),
             (format!("good.test:{port}"), 9, 5)
         );
-        // After the end nothing leads out.
+        // After the end there is no network access.
         assert!(matches!(host.ask(5, &connect(&format!("good.test:{port}"))), Answer::Failed { .. }));
     }
 
@@ -483,7 +483,8 @@ mod tests {
 
     #[test]
     fn there_are_so_many_connections_at_most() {
-        // Every end of all of them is in this process, which is more than a user has by default.
+        // Both ends of all connections are in this process, which needs more descriptors than the
+        // default limit.
         let files = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).unwrap();
         let (port, _heard) = server();
@@ -496,7 +497,7 @@ mod tests {
         assert!(!stands(1000));
         assert_eq!(host.outside.take(Frame::Answered(1, Vec::new())), Err(FrameError::WRONG_WAY));
         assert_eq!(host.outside.take(Frame::Asked(1001, b"what".to_vec())), Err(FrameError::NO_QUESTION));
-        // One that ends makes room.
+        // A connection that ends makes room.
         host.outside.take(Frame::Broken(7)).unwrap();
         let give_up = std::time::Instant::now() + PATIENCE;
         while host.outside.passages().count() == PASSAGES_MAX && std::time::Instant::now() < give_up {

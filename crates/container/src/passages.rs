@@ -1,8 +1,8 @@
-//! Connections through the frames between a launcher and the host: the same at both
-//! ends. Of each so many bytes are on their way at most, there are so many at most, and
-//! a side that takes nothing delays no other.
+//! Connections through the frames between a launcher and the host; the code is the same at both
+//! ends. Bytes in transit and the number of connections are bounded, and a slow side delays no
+//! other.
 //!
-//! It must not know where a connection leads, nor who may have one.
+//! This module must not depend on the targets of connections, or on permissions.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,21 +23,20 @@ use crate::frames::{DATA_BYTES, Frame, FrameError};
 
 /// Most connections of a command at once.
 pub(crate) const PASSAGES_MAX: usize = 256;
-/// Most of one direction of a connection that was sent and not yet taken, in bytes.
+/// Most bytes of one direction of a connection that were sent and not yet acknowledged.
 pub(crate) const PASSAGE_BYTES: usize = 128 << 10;
 
-/// What a piece counts for at the least: what is kept of it besides its bytes is bounded
-/// by that.
+/// Least cost of a piece, to bound the memory that is used besides its bytes.
 const PIECE_COST: usize = 512;
 
 fn cost(bytes: usize) -> usize {
     bytes.max(PIECE_COST)
 }
 
-/// Sends a frame when there is room for it; false where nobody takes it any more.
+/// Sends a frame when there is room for it; returns false if the receiver is gone.
 pub(crate) type Post = Arc<dyn Fn(Frame) -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
 
-/// The connections of one command, at one end of the way.
+/// Connections of one command, at one end of the channel.
 pub(crate) struct Passages {
     shared: Arc<Shared>,
 }
@@ -45,22 +44,22 @@ pub(crate) struct Passages {
 struct Shared {
     table: Mutex<HashMap<u32, Passage>>,
     post: Post,
-    /// How many have not said all yet.
+    /// Number of connections that have not sent everything yet.
     speaking: Mutex<usize>,
     quiet: Condvar,
 }
 
-/// What others know of a connection that is carried.
+/// Shared state of a connection.
 struct Passage {
-    /// None when its end came.
+    /// `None` after its end arrived.
     pieces: Option<UnboundedSender<Vec<u8>>>,
-    /// What came and is not yet taken counts for so much.
+    /// Cost of the received bytes that are not yet written.
     pending: Arc<AtomicUsize>,
     room: Arc<Room>,
     broken: Arc<Notify>,
 }
 
-/// How many bytes may still be sent.
+/// Number of bytes that may still be sent.
 struct Room {
     left: Mutex<usize>,
     changed: Notify,
@@ -98,22 +97,22 @@ impl Room {
 }
 
 impl Passages {
-    /// None yet; their frames go this way.
+    /// Creates it without connections; `post` sends their frames.
     pub(crate) fn new(post: Post) -> Self {
         let shared = Shared { table: Mutex::default(), post, speaking: Mutex::default(), quiet: Condvar::new() };
         Self { shared: Arc::new(shared) }
     }
 
-    /// How many there are.
+    /// Returns the number of connections.
     pub(crate) fn count(&self) -> usize {
         lock(&self.shared.table).len()
     }
 
-    /// Carries a connection by this number, until both ways have ended or one side
-    /// breaks off; after a first frame, if there is one.
+    /// Carries a connection with this number, until both directions have ended or one side resets.
+    /// Sends a first frame, if there is one.
     ///
     /// # Errors
-    /// Where the number is taken, or the connection cannot be waited for.
+    /// [`io::Error`] if the number is in use, or the connection cannot be polled.
     pub(crate) fn begin(
         &self,
         id: u32,
@@ -151,11 +150,10 @@ impl Passages {
         Ok(())
     }
 
-    /// Takes a frame that is about a connection. What comes for one that has ended is
-    /// lost with it.
+    /// Processes a frame of a connection. Data for an ended connection is dropped.
     ///
     /// # Errors
-    /// When more came than may.
+    /// [`FrameError`] if the data exceeds the window.
     pub(crate) fn take(&self, frame: Frame) -> Result<(), FrameError> {
         let mut table = lock(&self.shared.table);
         match frame {
@@ -163,7 +161,7 @@ impl Passages {
                 let Some(passage) = table.get_mut(&id) else { return Ok(()) };
                 let Some(pieces) = passage.pieces.take() else { return Ok(()) };
                 if bytes.is_empty() {
-                    // Nothing comes after it.
+                    // No data follows.
                     let _ = pieces.send(bytes);
                     return Ok(());
                 }
@@ -171,7 +169,7 @@ impl Passages {
                 if passage.pending.fetch_add(cost, Ordering::AcqRel) + cost > PASSAGE_BYTES {
                     return Err(FrameError::TOO_MUCH);
                 }
-                // It fails where the connection has just ended.
+                // Fails if the connection has just ended.
                 let _ = pieces.send(bytes);
                 passage.pieces = Some(pieces);
             }
@@ -190,7 +188,7 @@ impl Passages {
         Ok(())
     }
 
-    /// Waits until all of them have said all, or the time is over.
+    /// Waits until all of them have sent everything, or the time-out has passed.
     pub(crate) fn all_quiet(&self, within: Duration) {
         let give_up = Instant::now() + within;
         let mut speaking = lock(&self.shared.speaking);
@@ -201,7 +199,7 @@ impl Passages {
         }
     }
 
-    /// Breaks all of them off.
+    /// Resets all of them.
     pub(crate) fn break_off(&self) {
         lock(&self.shared.table).values().for_each(|passage| passage.broken.notify_one());
     }
@@ -213,7 +211,7 @@ impl Drop for Passages {
     }
 }
 
-/// Until a connection has said all.
+/// Marks a connection that has not sent everything yet.
 struct Speaking(Arc<Shared>);
 
 impl Speaking {
@@ -230,7 +228,7 @@ impl Drop for Speaking {
     }
 }
 
-/// A connection on its way.
+/// A connection that is being carried.
 struct Carried {
     id: u32,
     post: Post,
@@ -258,7 +256,7 @@ impl Carried {
             () = broken.notified() => false,
         };
         if !ended {
-            // Its end is a break here too, and there.
+            // A reset is passed to this side and the other.
             let _ = set_socket_linger(&stream, Some(Duration::ZERO));
             (self.post)(Frame::Broken(self.id)).await;
         }
@@ -284,7 +282,7 @@ impl Carried {
     async fn write(&self, mut to: WriteHalf<'_>, mut queue: UnboundedReceiver<Vec<u8>>) -> io::Result<()> {
         while let Some(piece) = queue.recv().await {
             if piece.is_empty() {
-                // Who reads may be gone already.
+                // The reader may be gone already.
                 let _ = to.shutdown().await;
                 return Ok(());
             }
@@ -331,7 +329,7 @@ mod tests {
         }
     }
 
-    /// Joins two sides, as a way between them does.
+    /// Connects two sides, as the channel does.
     fn joined() -> (Side, Side) {
         let (mut a, mut b) = (side(), side());
         let (of_a, of_b) = (Arc::clone(&a.passages), Arc::clone(&b.passages));
@@ -387,7 +385,7 @@ mod tests {
         let mut here = a.connection(1);
         here.set_nonblocking(true).unwrap();
         let (block, mut written) = (vec![0; 64 << 10], 0);
-        // More than the window and what the kernel holds of both ends.
+        // More than the window and the kernel's buffers of both ends.
         let enough = Instant::now() + Duration::from_secs(2);
         while Instant::now() < enough && written < 64 << 20 {
             match here.write(&block) {
@@ -400,7 +398,7 @@ mod tests {
             sent += bytes.len();
         }
         assert!(sent > 0 && sent <= PASSAGE_BYTES, "{sent} bytes were sent");
-        // It goes on as soon as some was taken.
+        // Sending continues as soon as some bytes are acknowledged.
         a.passages.take(Frame::PieceTaken(1, u32::MAX)).unwrap();
         let next = a.runtime.block_on(a.posted.recv());
         assert!(matches!(next, Some(Frame::Piece(1, _))), "{next:?}");
@@ -410,7 +408,7 @@ mod tests {
     fn who_sends_more_than_may_be_is_broken_off_and_small_pieces_count() {
         for size in [1, DATA_BYTES] {
             let a = side();
-            // Nobody reads at the other end; so much the kernel takes of it.
+            // The other end does not read; the kernel accepts a limited amount.
             let here = a.connection(1);
             let mut tries = (0..1 << 20).map(|_| a.passages.take(Frame::Piece(1, vec![0; size])));
             assert_eq!(tries.find(Result::is_err), Some(Err(FrameError::TOO_MUCH)));
@@ -421,7 +419,7 @@ mod tests {
         for _ in 0..100_000 {
             a.passages.take(Frame::Piece(1, Vec::new())).unwrap();
         }
-        // For none that there is.
+        // For a connection that does not exist.
         a.passages.take(Frame::Piece(2, vec![0; 9])).unwrap();
         a.passages.take(Frame::Broken(2)).unwrap();
         assert!(a.passages.begin(1, (connected_pair().unwrap().0, None), a.runtime.handle()).is_err());

@@ -1,4 +1,4 @@
-//! What the inside of a container asks of the host's door, and what it is answered.
+//! Requests of a container to the host's egress proxy, and the answers.
 
 use std::net::IpAddr;
 
@@ -9,32 +9,32 @@ use stockade_model::{RawText, Target};
 
 use crate::frames::Frame;
 
-/// Most addresses of a name that are told.
+/// Most addresses of a name in an answer.
 const ADDRESSES_MAX: usize = 16;
 /// Longest text of an answer, in characters.
 const TEXT_MAX: usize = 512;
 
-/// A question.
+/// Request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Question {
-    /// A connection to this target, for somebody inside.
+    /// A connection to this target, for a process in the container.
     Connect { target: Target, pid: Option<u32>, program: Option<RawText> },
     /// The addresses of a name.
     LookUp { name: String },
 }
 
-/// An answer.
+/// Answer.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    /// The connection stands; its bytes follow.
+    /// The connection is made; its bytes follow.
     Connected,
     /// A rule refuses it.
     Refused { rule: String },
-    /// The network does.
+    /// The network failed.
     Failed { errno: i32, why: String },
-    /// There is no such name.
+    /// The name does not exist.
     NoSuchName,
-    /// The addresses of a name, or why they cannot be found out.
+    /// The addresses of a name, or the reason for a failed lookup.
     Addresses(Result<Vec<IpAddr>, String>),
 }
 
@@ -65,7 +65,7 @@ impl Answer {
         }
     }
 
-    /// Why there is no connection.
+    /// Returns the reason for a missing connection.
     pub(crate) fn into_failure(self) -> DialFailure {
         match self {
             Self::Refused { rule } => DialFailure::Refused { rule },
@@ -81,7 +81,7 @@ fn shortened(text: &str) -> String {
     text.chars().take(TEXT_MAX).collect()
 }
 
-/// Neither can fail to be written.
+/// Encoding cannot fail for either type.
 fn encoded(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }

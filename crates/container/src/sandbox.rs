@@ -1,4 +1,4 @@
-//! Containers as sandboxes: made, found again, cleared away.
+//! Containers as sandboxes: made, found again, removed.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,7 +29,7 @@ use crate::spec::{LAUNCHER, OWNER_LABEL, SANDBOX_LABEL, Surroundings, User, cont
 use crate::standing::{ContainerSandbox, is_running, remove_container, started};
 use crate::{Kind, Settings, accounts, covers, filter, images, limits, links, mounted, sessions, socket, verified};
 
-/// Makes them, by one engine.
+/// Makes sandboxes with one engine.
 pub struct ContainerSandboxes {
     kind: Kind,
     settings: Settings,
@@ -48,16 +48,16 @@ struct Connected {
     runtimes: Vec<String>,
 }
 
-/// What is known of an engine.
+/// Properties of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Engine {
-    /// As it says it.
+    /// Version in the engine's own words.
     pub version: Option<String>,
-    /// Whether it runs as an ordinary user.
+    /// True if it runs as an ordinary user.
     pub rootless: bool,
-    /// What it runs containers with where nothing else is said.
+    /// Default runtime.
     pub runtime: Option<String>,
-    /// Those that it can be told to take.
+    /// The runtimes that can be selected.
     pub runtimes: Vec<String>,
 }
 
@@ -68,28 +68,27 @@ impl fmt::Debug for ContainerSandboxes {
 }
 
 impl ContainerSandboxes {
-    /// Those of an engine. Nothing is asked of it before it is needed.
+    /// Creates the sandboxes of an engine, which is not contacted before it is needed.
     pub fn new(kind: Kind, settings: Settings) -> Self {
         Self { kind, settings, connected: OnceLock::new(), resolver: None, tell_pull: None }
     }
 
-    /// The same, whose doors look the names of hosts up with this, in place of the
-    /// host's own resolver.
+    /// Sets the resolver of the egress proxies, instead of the host's own.
     #[must_use]
     pub fn resolving(self, resolver: Arc<dyn Resolve>) -> Self {
         Self { resolver: Some(resolver), ..self }
     }
 
-    /// The same, which tells how far an image is that has to come first.
+    /// Sets the receiver for the progress of pulls.
     #[must_use]
     pub fn telling_pulls(self, tell: TellPull) -> Self {
         Self { tell_pull: Some(tell), ..self }
     }
 
-    /// The engine that answers.
+    /// Returns the engine that answers.
     ///
     /// # Errors
-    /// Why none does.
+    /// [`StartError`] with the reason if none does.
     pub fn engine(&self) -> Result<Engine, StartError> {
         let Connected { version, rootless, runtime, runtimes, .. } = self.connected()?;
         Ok(Engine { version, rootless, runtime, runtimes })
@@ -104,7 +103,7 @@ impl ContainerSandboxes {
         let client = Client::connect(&socket).map_err(cannot)?;
         let info = client.call(ANSWERS_WITHIN, |docker| async move { docker.info().await }).map_err(cannot)?;
         let rootless = info.security_options.iter().flatten().any(|option| option.contains("rootless"));
-        // What Podman lists are the names that it would know, and it takes none of them.
+        // Podman's list contains known names, but its API accepts none of them.
         let named = info.runtimes.filter(|_| self.kind == Kind::Docker).unwrap_or_default();
         let mut runtimes: Vec<String> = named.into_keys().collect();
         runtimes.sort_unstable();
@@ -137,7 +136,7 @@ impl ContainerSandboxes {
         }
     }
 
-    /// Podman's API takes no runtime: what serves it was started with one.
+    /// Checks the runtime. Podman's API accepts none, because its service was started with one.
     fn demand_runtime(&self, connected: &Connected, plan: &SandboxPlan) -> Result<(), SandboxError> {
         let Some(wanted) = plan.runtime.as_ref().map(RuntimeName::as_str) else { return Ok(()) };
         let own = connected.runtime.as_deref();
@@ -157,8 +156,8 @@ impl ContainerSandboxes {
         Err(self.unsupported("this runtime", why))
     }
 
-    /// Makes a container, and what runs commands in it; once more where it turns out that
-    /// nothing inside could hide what is to be hidden.
+    /// Makes a container and its command backend. Does so again with covers if nothing in the
+    /// container could hide the hidden paths.
     fn make_whole(
         &self,
         connected: &Connected,
@@ -185,14 +184,15 @@ impl ContainerSandboxes {
         }
     }
 
-    /// Makes and starts a container with these covered, and looks what is still reached.
+    /// Makes and starts a container with these paths covered, and finds the paths that are still
+    /// reachable.
     fn make(
         &self,
         connected: &Connected,
         plan: &SandboxPlan,
         (image, facts, covered): (&ImageDigest, &ImageFacts, &[Reached]),
     ) -> Result<(Container, CommandBackend, Vec<Reached>), StartError> {
-        // An engine may make what is not there.
+        // An engine may create a missing path.
         let shared = self.look_at_shared(plan)?;
         let user = user_of(self.kind, connected, &shared.workspace)?;
         [&plan.workspace, &plan.home, &self.settings.launcher]
@@ -221,7 +221,7 @@ impl ContainerSandboxes {
             docker.inspect_container(&made.id, None).await
         });
         let made = made.map_err(|error| error.to_start_error("make the container"))?;
-        // Before anything runs in it.
+        // Before any process runs in it.
         let brought = self.brought(&own, facts);
         verified::report(self.kind, plan, (user, brought), &made)?;
         let id = made.id.ok_or_else(|| StartError { what: "the container has no id".to_owned(), hint: None })?;
@@ -240,22 +240,22 @@ impl ContainerSandboxes {
         Ok((made, backend, reached))
     }
 
-    /// What of the host each container has besides what a plan names.
+    /// Returns the files of the host in each container, besides those of a plan.
     fn brought<'a>(&'a self, placed: &'a [Placed], image: &'a ImageFacts) -> verified::Brought<'a> {
         let Settings { launcher, accounts, .. } = &self.settings;
         verified::Brought { launcher, accounts, placed, image }
     }
 
-    /// What stands in the place of the image's own files in each container: who its user is,
-    /// and nothing where the image asks for a volume.
+    /// Returns the mounts that replace the image's own files in each container: its user files, and
+    /// empty directories for volumes of the image.
     fn placed_files(&self, user: User, image: &ImageFacts, id: &SandboxId) -> Result<Vec<Placed>, StartError> {
         let mut placed = accounts::files(&self.settings.accounts, user, id)?;
         placed.extend(covers::over_volumes(&self.settings.accounts, &image.volumes)?);
         Ok(placed)
     }
 
-    /// Looks at what of the host a container shows, before the engine is told its paths: the
-    /// engine looks them up with rights of its own.
+    /// Examines the shared files of the host before the engine gets their paths, because the engine
+    /// resolves them with its own permissions.
     fn look_at_shared(&self, plan: &SandboxPlan) -> Result<Shared, StartError> {
         let workspace = look_at("workspace", &plan.workspace)?;
         let (home, launcher) = (look_at("home", &plan.home)?, look_at("launcher", &self.settings.launcher)?);
@@ -269,7 +269,7 @@ impl ContainerSandboxes {
         Ok(Shared { workspace, objects })
     }
 
-    /// What runs commands in it, and the report of it.
+    /// Creates the backend for its commands, and its report.
     fn backend(&self, connected: Connected, plan: &SandboxPlan, made: &Container) -> CommandBackend {
         CommandBackend {
             kind: self.kind,
@@ -300,7 +300,7 @@ impl ContainerSandboxes {
     }
 }
 
-/// A container that runs, and was looked at.
+/// A running container that was checked.
 struct Container {
     id: String,
     user: User,
@@ -334,7 +334,7 @@ impl Sandboxes for ContainerSandboxes {
         let image = self.demand_possible(plan)?;
         let connected = self.connected()?;
         self.demand_runtime(&connected, plan)?;
-        // One that has ended, and is made anew around what it keeps.
+        // An ended container, which is made again with its kept files.
         self.remove(&connected, &plan.id)?;
         let made = self.make_whole(&connected, plan, image);
         let (made, backend) = made.inspect_err(|_| {
@@ -376,30 +376,31 @@ impl Sandboxes for ContainerSandboxes {
     }
 }
 
-/// What of the host a container shows.
+/// Files of the host that a container shares.
 struct Shared {
     workspace: Metadata,
     objects: Vec<SharedObject>,
 }
 
-/// Commands run as the owner of the workspace, whose rights the caller has itself.
+/// Returns the user for the commands: the owner of the workspace, whose permissions the caller has
+/// itself.
 fn user_of(kind: Kind, connected: &Connected, workspace: &Metadata) -> Result<User, StartError> {
-    // An engine of an ordinary user has that user as the root of its containers,
-    // unless it maps it to itself.
+    // An engine of an ordinary user maps that user to root of its containers, unless it maps the
+    // user to itself.
     if connected.rootless && kind == Kind::Docker {
         return Ok(User { user: 0, group: 0 });
     }
     let (caller, own) = (geteuid(), getegid().as_raw());
     let groups = getgroups()
         .map_err(|errno| StartError { what: format!("cannot read the groups of the caller: {errno}"), hint: None })?;
-    // A directory can belong to a group that its owner is no member of.
+    // A directory can belong to a group that its owner is not in.
     let is_callers = |group: u32| caller.is_root() || group == own || groups.iter().any(|one| one.as_raw() == group);
     let group = if is_callers(workspace.gid()) { workspace.gid() } else { own };
     Ok(User { user: workspace.uid(), group })
 }
 
-/// Refuses another user's directory: an engine that runs as root would lend its owner's
-/// rights.
+/// Refuses another user's directory, because an engine that runs as root would grant its owner's
+/// permissions.
 fn demand_own(what: &str, directory: &Path, found: &Metadata) -> Result<(), StartError> {
     let caller = geteuid();
     if caller.is_root() || found.uid() == caller.as_raw() {

@@ -1,5 +1,5 @@
-//! Processes that were started in a container besides its first: each has to be a launcher
-//! of ours. Another user of the engine may have started one with more rights.
+//! Processes that were started in a container besides its first. Each must be a launcher of
+//! Stockade. Another user of the engine may have started one with more privileges.
 
 use bollard::errors::Error;
 use bollard::models::{ContainerInspectResponse, ExecInspectResponse};
@@ -8,13 +8,13 @@ use stockade_engine::StartError;
 use crate::client::{ANSWERS_WITHIN, Client};
 use crate::spec::{LAUNCHER, LAUNCHER_WORD, User};
 
-/// Most of them that are looked at: more commands do not run at a time.
+/// Most sessions that are checked; fewer commands than this run at a time.
 const SESSIONS_MAX: usize = 1_000;
 
-/// Refuses a container in which a process runs that Stockade did not start.
+/// Refuses a container with a process that Stockade did not start.
 ///
 /// # Errors
-/// Where there is one, or the engine does not say.
+/// [`StartError`] if there is one, or the engine does not answer.
 pub(crate) fn demand_own(client: &Client, user: User, found: &ContainerInspectResponse) -> Result<(), StartError> {
     let sessions = found.exec_ids.clone().unwrap_or_default();
     if sessions.len() > SESSIONS_MAX {
@@ -25,7 +25,7 @@ pub(crate) fn demand_own(client: &Client, user: User, found: &ContainerInspectRe
         for session in sessions {
             match docker.inspect_exec(&session).await {
                 Ok(found) => all.push(found),
-                // It has ended meanwhile.
+                // The session has ended meanwhile.
                 Err(Error::DockerResponseServerError { status_code: 404, .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -45,7 +45,7 @@ pub(crate) fn demand_own(client: &Client, user: User, found: &ContainerInspectRe
 
 fn is_own(user: User, session: &ExecInspectResponse) -> bool {
     let Some(process) = &session.process_config else { return false };
-    // Podman has no entry point apart from the arguments.
+    // Podman does not separate the entry point from the arguments.
     let words: Vec<&str> =
         process.entrypoint.iter().chain(process.arguments.iter().flatten()).map(String::as_str).collect();
     process.privileged != Some(true)

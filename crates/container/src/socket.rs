@@ -1,5 +1,4 @@
-//! Where a container engine listens. Only on this machine: the workspace is mounted
-//! from it.
+//! Socket of a container engine. Only on this machine, because the workspace is mounted from it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -8,11 +7,11 @@ use stockade_engine::StartError;
 
 use crate::Kind;
 
-/// The socket of an engine: the one that was named, the one that the environment names,
-/// or the first that is where its packages put it.
+/// Returns the socket of an engine: the configured one, the one in the environment, or the first at
+/// a default path of its packages.
 ///
 /// # Errors
-/// When there is none.
+/// [`StartError`] if there is none.
 pub(crate) fn find(
     kind: Kind,
     named: Option<&Path>,

@@ -1,5 +1,4 @@
-//! What a container is made with: everything is said, nothing left to what the engine
-//! would choose, because that differs from one to the next.
+//! Specification of a container. Every option is set, because the defaults differ between engines.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,42 +14,41 @@ use stockade_model::{ImageDigest, RawText, SandboxId};
 use crate::accounts::Placed;
 use crate::{Kind, limits};
 
-/// Where the launcher is inside.
+/// Path of the launcher in the container.
 pub(crate) const LAUNCHER: &str = "/.stockade";
-/// The label that says which sandbox a container is.
+/// Label with the sandbox of a container.
 pub(crate) const SANDBOX_LABEL: &str = "stockade.sandbox";
-/// The label that says whose list of sandboxes it stands in.
+/// Label with the owner of the list of sandboxes.
 pub(crate) const OWNER_LABEL: &str = "stockade.owner";
-/// Size of the private temp where the profile says nothing, in bytes: it is memory.
+/// Default size of the private temporary directory, in bytes of memory.
 const TEMP_BYTES: u64 = 1 << 30;
-/// Where private temp is.
+/// Private temporary directories.
 pub(crate) const TEMPORARY: [&str; 2] = ["/tmp", "/run"];
 /// Size of `/run`, in bytes.
 const RUN_BYTES: u64 = 16 << 20;
-/// Open files of one process where the profile says nothing.
+/// Default number of open files of one process.
 const OPEN_FILES: u64 = 16_384;
-/// Processes of the user, wherever they are: what Podman lets itself have. The limit of the
-/// sandbox's own is another.
+/// Limit for all processes of the user: Podman's own. The sandbox has a limit of its own.
 const PROCESSES_OF_USER: u64 = 32_768;
-/// Shared memory of all commands, in bytes: what container engines have as their own choice.
+/// Shared memory of all commands, in bytes: the default of container engines.
 const SHARED_BYTES: i64 = 64 << 20;
 
-/// What engines call no health check.
+/// Value for no health check.
 pub(crate) const NO_CHECK: &str = "NONE";
-/// What the launcher is started with, as the container's first process.
+/// Arguments of the launcher as the container's first process.
 pub(crate) const HOLDS: [&str; 2] = [LAUNCHER_WORD, "hold"];
-/// The first argument of every launcher.
+/// First argument of every launcher.
 pub(crate) const LAUNCHER_WORD: &str = "inside";
 
-/// What a container's commands find their machine to be called.
+/// Host name in a container.
 pub(crate) const HOSTNAME: &str = "sandbox";
 
-/// The name of a sandbox's container.
+/// Returns the name of a sandbox's container.
 pub(crate) fn name(id: &SandboxId) -> String {
     format!("stockade-{id}")
 }
 
-/// The user that commands run as.
+/// User that runs commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct User {
     pub(crate) user: u32,
@@ -63,23 +61,23 @@ impl std::fmt::Display for User {
     }
 }
 
-/// What a plan does not say.
+/// Parameters that a plan does not contain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Surroundings<'a> {
     pub(crate) kind: Kind,
     pub(crate) image: &'a ImageDigest,
     pub(crate) launcher: &'a Path,
-    /// What stands in the place of the image's.
+    /// Mounts that replace files of the image.
     pub(crate) placed: &'a [Placed],
     pub(crate) owner: &'a str,
     pub(crate) user: User,
     /// The filter of system calls, as an option.
     pub(crate) filter: &'a str,
-    /// Whether the engine is an ordinary user's: then the user is mapped to itself.
+    /// True if the engine runs as an ordinary user: then the user is mapped to itself.
     pub(crate) rootless: bool,
 }
 
-/// What the engine is asked for.
+/// Returns the request to the engine.
 pub(crate) fn container(plan: &SandboxPlan, around: Surroundings<'_>) -> ContainerCreateBody {
     ContainerCreateBody {
         hostname: Some(HOSTNAME.to_owned()),
@@ -90,25 +88,25 @@ pub(crate) fn container(plan: &SandboxPlan, around: Surroundings<'_>) -> Contain
         image: Some(image_name(around.image)),
         working_dir: Some("/".to_owned()),
         labels: Some(labels(&plan.id, around.owner)),
-        // Docker would go into each new network namespace to forbid IPv6 there. Its process
-        // for that tries without a pause while the kernel takes others away: a dozen at a time
-        // have kept both processors of a machine for minutes. What there is of a network is
-        // looked at from inside.
+        // Docker would enter each new network namespace to disable IPv6 there. Its process for that
+        // retries without a pause while the kernel removes other namespaces. A dozen of them at a
+        // time have kept both processors of a machine busy for minutes. Instead, the network is
+        // checked from inside.
         network_disabled: Some(true),
-        // An image's would be run by the engine, beside everything that looks at commands.
+        // The engine would run an image's health check, outside every check of commands.
         healthcheck: Some(HealthConfig { test: Some(vec![NO_CHECK.to_owned()]), ..HealthConfig::default() }),
         host_config: Some(host_config(plan, around)),
         ..ContainerCreateBody::default()
     }
 }
 
-/// What says whose a container is.
+/// Returns the labels with the owner of a container.
 pub(crate) fn labels(id: &SandboxId, owner: &str) -> HashMap<String, String> {
     let labels = [(SANDBOX_LABEL, id.to_string()), (OWNER_LABEL, owner.to_owned())];
     labels.map(|(key, value)| (key.to_owned(), value)).into()
 }
 
-/// An image that has no name is found by its digest alone.
+/// An image without a name can only be found by its digest.
 pub(crate) fn image_name(image: &ImageDigest) -> String {
     image.as_str().to_owned()
 }
@@ -130,7 +128,7 @@ fn host_config(plan: &SandboxPlan, around: Surroundings<'_>) -> HostConfig {
         tmpfs: Some(temporary(limits.temp_bytes.unwrap_or(TEMP_BYTES), around)),
         shm_size: Some(SHARED_BYTES),
         memory,
-        // Together with memory: there is no swap.
+        // Includes memory, so that there is no swap.
         memory_swap: memory,
         pids_limit: limits::processes(limits).map(signed),
         nano_cpus: limits.cpus_milli.map(|milli| signed(milli.saturating_mul(1_000_000))),
@@ -142,15 +140,15 @@ fn host_config(plan: &SandboxPlan, around: Surroundings<'_>) -> HostConfig {
     }
 }
 
-/// What the launcher's processes say goes to who started them.
+/// The output of the launcher's processes is sent to their starter.
 fn no_log() -> HostConfigLogConfig {
     HostConfigLogConfig { typ: Some("none".to_owned()), config: None }
 }
 
-/// A path as engines take it.
+/// Returns a path as engines accept it.
 ///
 /// # Errors
-/// Where it is no text: another file may be called what it would be taken for.
+/// [`StartError`] if it is not valid UTF-8, because the engine could take it for another file.
 pub(crate) fn text_of(path: &Path) -> Result<&str, StartError> {
     path.to_str().ok_or_else(|| StartError {
         what: format!("a container engine cannot be told of {}: its name is no text", RawText::from(path).escaped()),
@@ -158,7 +156,8 @@ pub(crate) fn text_of(path: &Path) -> Result<&str, StartError> {
     })
 }
 
-/// The workspace, the home, the launcher, and who the user is. No other path of the host.
+/// Returns the mounts: the workspace, the home directory, the launcher, and the user files. No
+/// other path of the host.
 fn mounts(plan: &SandboxPlan, around: Surroundings<'_>) -> Vec<Mount> {
     let bind = |from: &Path, to: &str, read_only| Mount {
         typ: Some(MountType::BIND),
@@ -179,8 +178,8 @@ fn mounts(plan: &SandboxPlan, around: Surroundings<'_>) -> Vec<Mount> {
     own.into_iter().chain(around.placed.iter().map(|(inside, from)| bind(from, inside, true))).collect()
 }
 
-/// They are the user's: a runtime gives each the mode that the image has there. Each
-/// engine has its own word for that.
+/// Returns the temporary directories, owned by the user; a runtime would apply the mode of the
+/// image's directory. Each engine has another option for the owner.
 fn temporary(temp_bytes: u64, around: Surroundings<'_>) -> HashMap<String, String> {
     let owned = match around.kind {
         Kind::Docker => format!("uid={},gid={}", around.user.user, around.user.group),
@@ -191,9 +190,8 @@ fn temporary(temp_bytes: u64, around: Surroundings<'_>) -> HashMap<String, Strin
     [(temp, of(temp_bytes)), (run, of(RUN_BYTES))].map(|(at, how)| (at.to_owned(), how)).into()
 }
 
-/// Every one that an engine would otherwise choose, and perhaps may not set. None is
-/// higher than this process's own, or than what an engine has that was started with
-/// little.
+/// Returns every limit that an engine would otherwise choose, and perhaps may not set. None exceeds
+/// this process's own limit, or that of an engine that was started with low limits.
 fn ulimits(open_files: Option<u64>, file_size_bytes: Option<u64>) -> Vec<ResourcesUlimits> {
     let of = |name: &str, resource: Resource, wanted: Option<u64>| {
         let own = getrlimit(resource).maximum;

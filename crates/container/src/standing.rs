@@ -1,4 +1,4 @@
-//! One container as a sandbox: stopped, counted, watched, removed.
+//! Container as a sandbox: paused, measured, watched, removed.
 
 use std::future::Future;
 use std::os::fd::OwnedFd;
@@ -25,31 +25,31 @@ use tokio::task::AbortHandle;
 use crate::client::{CallError, MAKES_WITHIN};
 use crate::command::{CommandBackend, Condition};
 
-/// How soon the end of a container is looked for again, where the engine broke off.
+/// Delay before the next check for the end of a container, if the engine closed the connection.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) fn is_running(found: &ContainerInspectResponse) -> bool {
     found.state.as_ref().is_some_and(|state| state.running == Some(true))
 }
 
-/// When it began, where the engine says so.
+/// Returns its start time, if the engine reports it.
 pub(crate) fn started(found: &ContainerInspectResponse) -> Option<SystemTime> {
     let text = found.state.as_ref()?.started_at.as_deref()?;
     OffsetDateTime::parse(text, &Rfc3339).ok().map(SystemTime::from)
 }
 
-/// Nothing where it is gone.
+/// Removes a container; does nothing if it is gone.
 pub(crate) async fn remove_container(docker: &Docker, container: &str) -> Result<(), bollard::errors::Error> {
     let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
     match docker.remove_container(container, Some(options)).await {
-        // Somebody else was faster, or is at it.
+        // Another process has removed it, or is doing so.
         Err(bollard::errors::Error::DockerResponseServerError { status_code: 404 | 409, .. }) => Ok(()),
         removed => removed,
     }
 }
 
-/// Sees the end of a container: whoever is in it is told, and everybody where nobody
-/// destroyed it.
+/// Watches for the end of a container. Reports it to the running attempts, and as an event if the
+/// sandbox was not destroyed.
 async fn watch(
     docker: Docker,
     container: String,
@@ -57,7 +57,7 @@ async fn watch(
     gone: watch::Sender<bool>,
 ) {
     loop {
-        // Its first answer, or that the engine broke off: then it is looked at.
+        // The first answer, or the engine closed the connection: then the container is inspected.
         let _ = docker.wait_container(&container, None).next().await;
         let runs = match docker.inspect_container(&container, None).await {
             Ok(found) => is_running(&found),
@@ -78,7 +78,7 @@ async fn watch(
     }
 }
 
-/// One of them.
+/// Sandbox in a container.
 pub(crate) struct ContainerSandbox {
     id: SandboxId,
     workspace: PathBuf,
@@ -90,7 +90,7 @@ pub(crate) struct ContainerSandbox {
 }
 
 impl ContainerSandbox {
-    /// Begins to watch over a container that runs.
+    /// Starts to watch a running container.
     pub(crate) fn of(
         plan: &SandboxPlan,
         started: Option<SystemTime>,
@@ -121,7 +121,7 @@ impl ContainerSandbox {
         }
     }
 
-    /// A call about its container.
+    /// Makes a call about its container.
     fn call<T, F>(&self, what: &str, call: impl FnOnce(Docker, String) -> F) -> Result<T, SandboxError>
     where
         T: Send + 'static,
@@ -192,7 +192,7 @@ impl Sandbox for ContainerSandbox {
         let remove =
             || self.call("destroy", |docker, container| async move { remove_container(&docker, &container).await });
         let removed = match remove() {
-            // A runtime may not end what stands still.
+            // A runtime may not be able to end a paused container.
             Err(SandboxError::Failed(_)) if self.backend.condition() == Condition::Paused => {
                 self.resume().and_then(|()| remove())
             }
@@ -200,7 +200,7 @@ impl Sandbox for ContainerSandbox {
         };
         match removed {
             Err(SandboxError::Gone(_)) | Ok(()) => {
-                // Whoever waits for a command in it hears of its end.
+                // Callers that wait for a command in it learn of its end.
                 self.backend.gone.send_replace(true);
                 Ok(())
             }
@@ -213,7 +213,7 @@ impl Sandbox for ContainerSandbox {
 }
 
 impl Drop for ContainerSandbox {
-    /// The container goes on: whoever needs it next finds it again.
+    /// The container continues and can be found again later.
     fn drop(&mut self) {
         self.watch.abort();
     }

@@ -1,5 +1,5 @@
-//! What the container engine says it made, against what was asked for: the report of a
-//! sandbox, or why it is none.
+//! Compares the engine's description of a container with the request. The result is the report of a
+//! sandbox, or the reason for its refusal.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -13,23 +13,23 @@ use crate::images::ImageFacts;
 use crate::spec::{HOLDS, LAUNCHER, NO_CHECK, TEMPORARY, User};
 use crate::{Kind, covers, filter, images, limits};
 
-/// What of the host a container has.
+/// Files of the host in a container.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Brought<'a> {
-    /// What runs commands in it.
+    /// The launcher of its commands.
     pub(crate) launcher: &'a Path,
-    /// Where files lie that were made to stand in the place of its own.
+    /// Directory of the files that replace its own.
     pub(crate) accounts: &'a Path,
-    /// Those of them that stand in every container.
+    /// The files that are in every container.
     pub(crate) placed: &'a [Placed],
-    /// Its image.
+    /// Image of the container.
     pub(crate) image: &'a ImageFacts,
 }
 
-/// The layers of a container.
+/// Returns the layers of a container.
 ///
 /// # Errors
-/// The first that is not as it was asked for.
+/// [`StartError`] for the first difference from the request.
 pub(crate) fn report(
     kind: Kind,
     plan: &SandboxPlan,
@@ -78,7 +78,7 @@ fn demand(is_there: bool, what: &str) -> Result<(), StartError> {
     if is_there { Ok(()) } else { Err(missing(what)) }
 }
 
-/// What an engine's own configuration, or somebody behind our back, could have added.
+/// Returns whether neither the engine's configuration nor another process added anything.
 fn has_nothing_else(host: &HostConfig) -> bool {
     let is_none = |list: Option<usize>| list.is_none_or(|length| length == 0);
     is_none(host.devices.as_ref().map(Vec::len))
@@ -92,17 +92,17 @@ fn has_nothing_else(host: &HostConfig) -> bool {
         && host.oom_kill_disable != Some(true)
 }
 
-/// What Podman's own defaults set in a container's network, which is its own.
+/// Set by Podman's defaults in a container's own network.
 const PODMAN_SYSCTL: &str = "net.ipv4.ping_group_range";
 
-/// Once it has ended the engine leaves it so.
+/// Returns whether the engine does not restart an ended container.
 fn is_left_ended(host: &HostConfig) -> bool {
     use bollard::models::RestartPolicyNameEnum::{EMPTY, NO};
     let name = host.restart_policy.as_ref().and_then(|policy| policy.name);
     name.is_none_or(|name| matches!(name, EMPTY | NO))
 }
 
-/// Memory that can be written to lies where it was asked for. Podman adds one place to every
+/// Returns whether writable memory is only at the requested paths. Podman adds one path to every
 /// read-only system.
 fn has_own_temp(kind: Kind, host: &HostConfig) -> bool {
     let is_ours = |at: &String| TEMPORARY.contains(&at.as_str()) || (kind == Kind::Podman && at == PODMAN_TEMPORARY);
@@ -112,14 +112,13 @@ fn has_own_temp(kind: Kind, host: &HostConfig) -> bool {
 /// See [`has_own_temp`].
 const PODMAN_TEMPORARY: &str = "/var/tmp";
 
-/// Podman takes no name of a runtime, and tells another.
+/// Podman accepts no name of a runtime, and reports another.
 fn has_runtime(plan: &SandboxPlan, host: &HostConfig) -> bool {
     let (Some(wanted), Some(found)) = (&plan.runtime, &host.runtime) else { return true };
     found == wanted.as_str() || found == "oci"
 }
 
-/// It starts the launcher, as the user, and nothing else: an engine runs health checks by
-/// itself.
+/// Checks that it starts only the launcher, as the user: an engine runs health checks by itself.
 fn demand_start(user: User, config: Option<&ContainerConfig>) -> Result<(), StartError> {
     let config = config.ok_or_else(|| missing("what the container starts"))?;
     let words = |words: &Option<Vec<String>>| words.clone().unwrap_or_default();
@@ -132,8 +131,8 @@ fn demand_start(user: User, config: Option<&ContainerConfig>) -> Result<(), Star
     demand(check.is_empty() || check == [NO_CHECK], "a container without a health check")
 }
 
-/// Nothing of the host but the workspace, the home, the launcher and files of ours to be
-/// read. Those stand in the place of the image's volumes as well.
+/// Checks that only the workspace, the home directory, the launcher and read-only files of Stockade
+/// come from the host. Those files also replace the image's volumes.
 fn demand_mounts(plan: &SandboxPlan, brought: Brought<'_>, found: &[MountPoint]) -> Result<(), StartError> {
     let own = [
         (plan.workspace.as_path(), INSIDE_WORKSPACE, true),
@@ -165,7 +164,7 @@ fn demand_mounts(plan: &SandboxPlan, brought: Brought<'_>, found: &[MountPoint])
     demand(seen == [true; 3], "the workspace, the home and the launcher at their places")
 }
 
-/// The places at which a container that was looked at has files of ours.
+/// Returns the paths of Stockade's files in a checked container.
 pub(crate) fn read_only_places(found: &ContainerInspectResponse) -> BTreeSet<PathBuf> {
     let mounts = found.mounts.iter().flatten().filter(|mount| mount.rw == Some(false));
     mounts.filter_map(|mount| mount.destination.as_ref().map(PathBuf::from)).collect()
@@ -178,8 +177,8 @@ fn demand_limits(limits: &Limits, host: &HostConfig) -> Result<(), StartError> {
     demand_held(held(limits::processes(limits), host.pids_limit), "processes")
 }
 
-/// Podman of an ordinary user makes a container without its limits where control groups
-/// are of version 1, and says so to its own log alone.
+/// Podman of an ordinary user makes a container without limits if control groups are of version 1,
+/// and reports this only in its own log.
 fn demand_held(is_held: bool, limit: &str) -> Result<(), StartError> {
     if is_held {
         return Ok(());
@@ -192,14 +191,14 @@ fn demand_held(is_held: bool, limit: &str) -> Result<(), StartError> {
     })
 }
 
-/// Podman writes out what `ALL` was at the time.
+/// Podman expands `ALL` to the list at that time.
 fn drops_all(host: &HostConfig) -> bool {
     let added = host.cap_add.iter().flatten().next().is_some();
     let dropped = host.cap_drop.as_deref().unwrap_or_default();
     !added && (dropped.iter().any(|name| name.eq_ignore_ascii_case("ALL")) || dropped.len() >= DEFAULT_CAPABILITIES)
 }
 
-/// As many as container engines give where nothing is said, at the least.
+/// Least number of capabilities that container engines give by default.
 const DEFAULT_CAPABILITIES: usize = 11;
 
 fn has_no_new_privileges(host: &HostConfig) -> bool {

@@ -1,9 +1,8 @@
-//! Connections that programs make to the door, and which announcement each
-//! belongs to. Whoever carries a program's `connect` out announces it first and
-//! says afterwards from which address it came: so every connection has a decision
-//! and a process. One that nobody announced is broken off.
+//! Matches connections of programs at the egress proxy with their announcements. The code that
+//! carries out a program's `connect` announces it first, and afterwards reports its local address.
+//! So every connection has a decision and a process. A connection without announcement is reset.
 //!
-//! Must not know: what a connection is for.
+//! This module must not depend on the purpose of a connection.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,24 +18,24 @@ use tokio::time::{Instant, sleep};
 use crate::relay::break_off;
 use crate::seam::Namespace;
 
-/// Most listeners at once. The idlest goes first.
+/// Most listeners at once. The one that was unused longest is closed first.
 const LISTENERS_MAX: usize = 256;
-/// A listener that is not used for so long is closed.
+/// Time after which an unused listener is closed.
 const IDLE: Duration = Duration::from_secs(60);
-/// How long a connection may wait to be claimed, and an announcement for its
+/// Time-out for an accepted connection to be claimed, and for an announcement to get its
 /// connection.
 pub(crate) const CLAIM_MAX: Duration = Duration::from_secs(10);
 /// Most unclaimed connections of a listener.
 const ORPHANS_MAX: usize = 256;
 
-/// All listeners inside.
+/// All listeners in the sandbox.
 pub(crate) struct Arrivals {
     namespace: Arc<dyn Namespace>,
     listeners: tokio::sync::Mutex<HashMap<SocketAddr, Arc<Listening>>>,
 }
 
 struct Listening {
-    /// Where it really listens.
+    /// The address that it really listens on.
     address: SocketAddr,
     state: Mutex<State>,
     accepting: Mutex<Option<AbortHandle>>,
@@ -44,7 +43,7 @@ struct Listening {
 
 struct State {
     used: Instant,
-    /// Announcements that have not said yet where they come from.
+    /// Announcements whose local address is not known yet.
     open: usize,
     expected: HashMap<SocketAddr, oneshot::Sender<TcpStream>>,
     orphans: Vec<(SocketAddr, TcpStream, Instant)>,
@@ -58,7 +57,7 @@ impl Drop for Listening {
     }
 }
 
-/// The same address, whichever kind of socket it was seen on.
+/// Returns the same address for IPv4 and mapped IPv6 sockets.
 fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
@@ -75,7 +74,7 @@ impl Arrivals {
     /// Announces a connection to `dialled`. The receiver gets it.
     pub(crate) async fn announce(&self, dialled: SocketAddr) -> io::Result<(Announced, oneshot::Receiver<TcpStream>)> {
         let dialled = plain(dialled);
-        // Held while the listener is made: two of them would not fit.
+        // Held while the listener is made, because two on one address would conflict.
         let mut listeners = self.listeners.lock().await;
         let listening = match listeners.get(&dialled) {
             Some(listening) => Arc::clone(listening),
@@ -94,7 +93,7 @@ impl Arrivals {
         Ok((Announced { listening, sender: Some(sender) }, receiver))
     }
 
-    /// Closes what is not used any more, for ever.
+    /// Closes unused listeners, in an endless loop.
     pub(crate) async fn sweep(&self) {
         loop {
             sleep(IDLE / 2).await;
@@ -147,7 +146,7 @@ impl Listening {
                         Some(listening) => listening.accepted(stream, peer),
                         None => return,
                     },
-                    // Out of descriptors, mostly: the next try may do.
+                    // Usually out of descriptors: the next attempt may succeed.
                     Err(_) => sleep(Duration::from_millis(50)).await,
                 }
             }
@@ -181,7 +180,7 @@ impl State {
         self.open == 0 && self.expected.is_empty() && self.orphans.is_empty()
     }
 
-    /// Forgets what nobody waits for any more, and breaks off what nobody claims.
+    /// Drops announcements without a receiver, and resets connections that are not claimed.
     fn tidy(&mut self) {
         self.expected.retain(|_, sender| !sender.is_closed());
         let nobody_comes = self.open == 0;
@@ -195,8 +194,8 @@ impl State {
     }
 }
 
-/// A connection that is about to be made to the door on behalf of a program.
-/// Dropped: it will not be made.
+/// Connection that is about to be made to the egress proxy for a program. If this is dropped, the
+/// connection will not be made.
 pub struct Announced {
     listening: Arc<Listening>,
     sender: Option<oneshot::Sender<TcpStream>>,
@@ -209,13 +208,13 @@ impl std::fmt::Debug for Announced {
 }
 
 impl Announced {
-    /// Where to connect the program's socket to: what it dialled, or at level
-    /// restricted an address of the host's loopback.
+    /// Returns the address for the program's socket: the address that the program dialled, or at
+    /// level restricted an address of the host's loopback.
     pub fn address(&self) -> SocketAddr {
         self.listening.address
     }
 
-    /// The socket was connected (or its connect begun) from this address.
+    /// Reports that the socket was connected, or its connect was started, from this address.
     pub fn arrived(mut self, local: SocketAddr) {
         let local = plain(local);
         let Some(sender) = self.sender.take() else { return };

@@ -1,7 +1,6 @@
-//! From a target to a connection outside: look the name up once, check every
-//! address, dial what was checked.
+//! Dials a target: resolves the name once, checks every address, and connects to the checked ones.
 //!
-//! Must not know: the sandbox.
+//! This module must not depend on the sandbox.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -17,36 +16,36 @@ use tokio::time::{sleep, timeout};
 use crate::seam::{LookupError, Resolve};
 use crate::upstream;
 
-/// How long a name may be looked up.
+/// Time-out for resolving a name.
 pub(crate) const LOOKUP_MAX: Duration = Duration::from_secs(10);
-/// How long dialling may take, all addresses together.
+/// Time-out for dialling, all addresses together.
 pub(crate) const DIAL_MAX: Duration = Duration::from_secs(30);
-/// Head start of an address before the next is tried beside it (RFC 8305, 8).
+/// Head start of an address before the next one is tried in parallel (RFC 8305, 8).
 const HEAD_START: Duration = Duration::from_millis(250);
 /// Most addresses of a name that are tried.
 const ADDRESSES_MAX: usize = 16;
 
-/// Why nothing came about.
+/// Error of a dial.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DialFailure {
-    /// A rule or limit of the door.
+    /// A rule or limit of the egress proxy refused it.
     #[error("{rule}")]
     Refused {
-        /// In words of a policy.
+        /// The rule in the words of a policy.
         rule: String,
     },
-    /// The network.
+    /// The network failed.
     #[error("{why}")]
     Failed {
-        /// The error number that a connect of its own would have given.
+        /// The error number that the program's own connect would return.
         errno: Errno,
-        /// What happened.
+        /// Description of the failure.
         why: String,
     },
 }
 
 impl DialFailure {
-    /// What `connect` is answered with.
+    /// Returns the error number for `connect`.
     pub fn errno(&self) -> Errno {
         match self {
             Self::Refused { .. } => Errno::ACCESS,
@@ -65,16 +64,16 @@ impl From<LookupError> for DialFailure {
     }
 }
 
-/// A connection outside.
+/// Outgoing connection.
 #[derive(Debug)]
 pub(crate) struct Dialled {
     pub(crate) stream: TcpStream,
     pub(crate) address: IpAddr,
-    /// What a record should say of the choice of address.
+    /// Remark about the choice of address, for the record.
     pub(crate) note: Option<String>,
 }
 
-/// Looks a name up on a thread of its own.
+/// Resolves a name on a thread of its own.
 pub(crate) async fn look_up(resolver: &Arc<dyn Resolve>, name: &HostName) -> Result<Vec<IpAddr>, LookupError> {
     let (resolver, name) = (Arc::clone(resolver), name.clone());
     let looked = timeout(LOOKUP_MAX, tokio::task::spawn_blocking(move || resolver.resolve(&name))).await;
@@ -85,8 +84,8 @@ pub(crate) async fn look_up(resolver: &Arc<dyn Resolve>, name: &HostName) -> Res
     }
 }
 
-/// Dials a target that was agreed to, through the proxy that the rules name for
-/// it, if they do. `credentials` are for that.
+/// Dials an approved target, through the upstream proxy if the rules name one for it. `credentials`
+/// are for that proxy.
 pub(crate) async fn dial(
     resolver: &Arc<dyn Resolve>,
     rules: &Egress,
@@ -98,7 +97,7 @@ pub(crate) async fn dial(
     }
     let (addresses, note) = match &target.host {
         Host::Name(name) => checked(look_up(resolver, name).await?, rules, target)?,
-        // Whoever let an address pass knew what it is.
+        // An address was approved as such, so no check is needed.
         Host::Address(address) => (vec![*address], None),
     };
     let race = async {
@@ -116,7 +115,7 @@ async fn in_time<T>(dialling: impl Future<Output = Result<T, DialFailure>>) -> R
     timeout(DIAL_MAX, dialling).await.map_err(late)?
 }
 
-/// The addresses that may be dialled, and a word on those that may not.
+/// Returns the addresses that may be dialled, and a remark on the others.
 fn checked(found: Vec<IpAddr>, rules: &Egress, target: &Target) -> Result<(Vec<IpAddr>, Option<String>), DialFailure> {
     let mut good = Vec::new();
     let mut refused: Option<(IpAddr, &str)> = None;
@@ -143,24 +142,24 @@ fn checked(found: Vec<IpAddr>, rules: &Egress, target: &Target) -> Result<(Vec<I
     }
 }
 
-/// What is special about an address that may not be dialled for this target; to
-/// be this machine's own is special too.
+/// Returns why an address may not be dialled for this target. An address of this machine counts as
+/// special too.
 fn special_here(address: IpAddr, target: &Target, rules: &Egress) -> Option<&'static str> {
     let own = || (is_own(address) && !rules.lists_special(address, target.port)).then_some("this machine");
     rules.may_dial(target, address).err().or_else(own)
 }
 
-/// Whether the address is one of this machine's: then a datagram socket can be
-/// bound to it. Where the kernel binds to any address this says nothing, which
-/// an address for documentation shows.
+/// Returns whether the address belongs to this machine. Then a datagram socket can be bound to it.
+/// If the kernel binds to any address, the result is false; an address for documentation detects
+/// that case.
 pub fn is_own(address: IpAddr) -> bool {
     let binds = |address: &str| address.parse().is_ok_and(|a: IpAddr| UdpSocket::bind((a, 0)).is_ok());
     let probe = if address.is_ipv4() { "192.0.2.1" } else { "2001:db8::1" };
     UdpSocket::bind((address, 0)).is_ok() && !binds(probe)
 }
 
-/// Connects to the first address that answers, each with a head start over the
-/// next. The error is the first one.
+/// Connects to the first address that answers, each with a head start over the next. The error is
+/// the first one.
 pub(crate) async fn race(addresses: &[IpAddr], port: u16) -> io::Result<(TcpStream, IpAddr)> {
     let mut tries = JoinSet::new();
     let mut rest = addresses.iter().copied();

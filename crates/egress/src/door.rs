@@ -1,6 +1,6 @@
-//! The door itself: a thread with everything on it, and the ways to it.
+//! Egress proxy: the thread that runs all its tasks, and its interface.
 //!
-//! Must not know: how a sandbox is built, who decides.
+//! This module must not depend on the construction of a sandbox, nor on the code that decides.
 
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,42 +32,41 @@ use crate::seam::{Destination, Judge, Judgement, Lead, Permit, Resolve, Service,
 use crate::session::{Session, limit, refuse};
 use crate::speakers::Speakers;
 
-/// Lookups and listeners under way at once.
+/// Most lookups and listeners in progress at once.
 const BLOCKING_MAX: usize = 16;
-/// How long the end waits until what programs said before theirs is sent on.
+/// Time-out at the end of a run for sending data that programs wrote before they ended.
 const SAID_WITHIN: Duration = Duration::from_secs(1);
-/// Longest wait in [`Door::connect_and_wait`]: longer than dialling takes.
+/// Time-out in [`Door::connect_and_wait`]: longer than dialling takes.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Why the door did not start.
+/// Error if the egress proxy cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum DoorError {
-    /// No thread, or no way to wait for sockets.
+    /// The thread or its event loop cannot be created.
     #[error("the door could not be started: {0}")]
     Start(#[from] std::io::Error),
-    /// What the rules want was not made ready.
+    /// A requirement of the rules was not prepared.
     #[error("the rules look into traffic or put secrets in, and `Edge::prepare` was not asked for that")]
     Unprepared,
 }
 
-/// One connect that was agreed to.
+/// Approved connect.
 #[derive(Clone, Debug)]
 pub struct Order {
-    /// Where to.
+    /// The target.
     pub target: Target,
     /// The address that the program connects to.
     pub dialled: SocketAddr,
-    /// Whose it is.
+    /// The process that connects.
     pub who: Who,
-    /// Why it may.
+    /// The permission.
     pub permit: Permit,
-    /// How long the caller waits for the target. Past that its socket is connected
-    /// all the same, and a failure breaks the connection off. `None`: as long as
-    /// dialling takes.
+    /// Time for which the caller waits for the target. After it the socket is connected anyway, and
+    /// a later failure resets the connection. `None`: as long as dialling takes.
     pub patience: Option<Duration>,
 }
 
-/// Everything that connections share.
+/// State that all connections share.
 pub(crate) struct Shared {
     pub(crate) rules: Egress,
     pub(crate) judge: Arc<dyn Judge>,
@@ -83,7 +82,7 @@ pub(crate) struct Shared {
     pub(crate) lead: Option<Arc<dyn Lead>>,
 }
 
-/// The only way out of one sandbox. Dropped: as [`Door::stop`].
+/// Egress proxy: the only network access of one sandbox. A drop has the effect of [`Door::stop`].
 pub struct Door {
     shared: Arc<Shared>,
     names: Arc<Names>,
@@ -92,13 +91,13 @@ pub struct Door {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A connect under way. Dropped: it is given up, and its answer never comes.
+/// A connect in progress. A drop cancels it, and its answer never comes.
 #[derive(Debug)]
 #[must_use = "dropping it gives the connect up"]
 pub struct Dialling(Option<AbortHandle>);
 
 impl Dialling {
-    /// Lets it go on without a way to give it up.
+    /// Detaches the connect, which cannot be cancelled any more.
     pub fn detach(mut self) {
         self.0 = None;
     }
@@ -113,7 +112,7 @@ impl Drop for Dialling {
 }
 
 impl Door {
-    /// Starts the thread. Until something is asked of it, it sleeps.
+    /// Starts the thread, which sleeps until it gets work.
     ///
     /// # Errors
     /// See [`DoorError`].
@@ -125,8 +124,8 @@ impl Door {
         let handle = runtime.handle().clone();
         let events = Arc::new(Events::new(setup.sink));
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        // Without IPv6 inside, its addresses would only make programs wait.
-        // Where another door dials, one address says all; of two a resolver would try each.
+        // Without IPv6 in the sandbox, its addresses would only make programs wait. If another
+        // egress proxy dials, one address is sufficient; with two, a resolver would try each.
         let has_v6 = match &setup.dns {
             Some(dns) => is_v6(&dns.udp),
             None => setup.lead.is_none() && has_own_v6(),
@@ -171,28 +170,27 @@ impl Door {
                 }
             });
             inner.events.stopping.store(true, Ordering::Relaxed);
-            // Drops every task, and with it the record of what still stood.
+            // Drops every task, which writes the records of connections that are still open.
             runtime.shutdown_background();
             inner.events.flush();
         })?;
         Ok(Self { shared, names: setup.names, handle, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Leads everybody who connects to this listener to `port` of the sandbox's
-    /// own loopback, until the end.
+    /// Forwards every connection at this listener to `port` of the sandbox's own loopback, until
+    /// the end.
     pub fn publish(&self, listener: TcpListener, port: u16) {
         self.handle.spawn(published::serve(Arc::clone(&self.shared), listener, port));
     }
 
-    /// Offers a service to everybody who connects to this listener, until the end.
-    /// Nobody knows who that is.
+    /// Serves every connection at this listener, until the end. The peer's process is not known.
     pub fn offer(&self, listener: TcpListener, service: Service) {
         self.handle.spawn(led::offer(Arc::clone(&self.shared), listener, service));
     }
 
-    /// Dials what was agreed to, for a door that has no way there itself (see
-    /// [`Lead`]). `done` is called once on the door's thread and must not wait; it gets
-    /// the connection, or why there is none. Events are told by this door.
+    /// Dials an approved target for an egress proxy without network access of its own (see
+    /// [`Lead`]). `done` is called once on the proxy's thread and must not block. Its argument is
+    /// the connection, or the reason for the failure. This proxy reports the events.
     pub fn lead(
         &self,
         target: Target,
@@ -205,14 +203,14 @@ impl Door {
         Dialling(Some(task.abort_handle()))
     }
 
-    /// What an address that a program connects to stands for.
+    /// Returns the meaning of an address that a program connects to.
     pub fn destination(&self, dialled: SocketAddr) -> Destination {
         self.names.destination(dialled)
     }
 
-    /// Dials what was agreed to. `done` is called once on the door's thread and
-    /// must not wait; it gets where to connect the program's socket to, or why
-    /// not. Events are told by the door, failures included.
+    /// Dials an approved target. `done` is called once on the proxy's thread and must not block.
+    /// Its argument is the address for the program's socket, or the reason for the failure. The
+    /// proxy reports all events, including failures.
     pub fn connect(
         &self,
         order: Order,
@@ -223,7 +221,7 @@ impl Door {
         Dialling(Some(task.abort_handle()))
     }
 
-    /// The same for one of the door's own services, which needs no leave.
+    /// Connects to one of the proxy's own services, which needs no permission.
     pub fn connect_service(
         &self,
         service: Service,
@@ -236,7 +234,7 @@ impl Door {
         Dialling(Some(task.abort_handle()))
     }
 
-    /// [`connect`](Self::connect), waiting for the answer: a minute at most.
+    /// Calls [`connect`](Self::connect) and waits for the answer, at most a minute.
     ///
     /// # Errors
     /// See [`DialFailure`].
@@ -244,7 +242,7 @@ impl Door {
         wait(|done| self.connect(order, done))
     }
 
-    /// [`connect_service`](Self::connect_service), waiting for the answer.
+    /// Calls [`connect_service`](Self::connect_service) and waits for the answer.
     ///
     /// # Errors
     /// See [`DialFailure`].
@@ -257,8 +255,9 @@ impl Door {
         wait(|done| self.connect_service(service, dialled, who, done))
     }
 
-    /// The programs inside are gone: sends on what they had said, for a second at
-    /// most, breaks everything off, tells the last records, and waits for the thread.
+    /// Stops the proxy after the programs in the sandbox are gone. Sends the data that they had
+    /// written, for a second at most, resets all connections, reports the last records, and waits
+    /// for the thread.
     pub fn stop(mut self) {
         self.end();
     }
@@ -289,7 +288,7 @@ fn wait(start: impl FnOnce(Box<dyn FnOnce(Answer) + Send>) -> Dialling) -> Answe
         .unwrap_or_else(|_| Err(DialFailure::Failed { errno: Errno::TIMEDOUT, why: "the door did not answer".into() }))
 }
 
-/// Whether the place that the door itself stands in has IPv6.
+/// Returns whether the egress proxy's own network namespace has IPv6.
 fn has_own_v6() -> bool {
     TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
 }
@@ -299,7 +298,7 @@ fn is_v6(socket: &OwnedFd) -> bool {
 }
 
 impl Shared {
-    /// A session for a target that was agreed to, if limits allow it.
+    /// Creates a session for an approved target, if the limits permit it.
     pub(crate) fn session(
         self: &Arc<Self>,
         target: &Target,
@@ -389,7 +388,7 @@ impl Shared {
         Ok(announced)
     }
 
-    /// Serves one who connected to one of the door's own services.
+    /// Serves a client of one of the proxy's own services.
     pub(crate) async fn serve(self: Arc<Self>, service: Service, who: Who, inside: tokio::net::TcpStream) {
         match service {
             Service::NameServer => self.name_server.serve_stream(inside).await,
@@ -398,8 +397,8 @@ impl Shared {
         }
     }
 
-    /// Asks whoever decides, and waits for the answer: a question has its own
-    /// time-out, and the end of the run is an answer.
+    /// Asks for a decision and waits for the answer. A question has its own time-out, and the end
+    /// of the run counts as an answer.
     pub(crate) async fn judged(&self, wanted: Wanted, who: &Who) -> Judgement {
         let (sender, receiver) = oneshot::channel();
         let answer = Box::new(move |judgement| {
@@ -409,7 +408,7 @@ impl Shared {
         receiver.await.unwrap_or_else(|_| Judgement::Refused { rule: "nobody answered".into(), grant: None })
     }
 
-    /// Dials a target that was agreed to, or has it led to.
+    /// Dials an approved target, or lets the tunnel connect to it.
     pub(crate) async fn dial(&self, target: &Target, who: &Who) -> Result<Dialled, DialFailure> {
         if let Some(lead) = &self.lead {
             return led::to(&**lead, target, who).await;

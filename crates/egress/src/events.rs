@@ -1,6 +1,6 @@
-//! What the door tells: records of connections and refusals, each once.
+//! Events of the egress proxy: records of connections and refusals, each reported once.
 //!
-//! Must not know: who listens.
+//! This module must not depend on the receiver.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,14 +13,14 @@ use stockade_model::{ConnectionEnd, ConnectionRecord, Denial, Grant, Layer, Oper
 use crate::limits::Direction;
 use crate::seam::{DoorEvent, Who};
 
-/// Most different refusals that are told of; the rest are counted together.
+/// Most different refusals that are reported; the rest are counted together.
 const DENIALS_MAX: usize = 1024;
 
-/// Where events go.
+/// Sink for the events.
 pub(crate) struct Events {
     sink: Arc<dyn Fn(DoorEvent) + Send + Sync>,
     repeated: Mutex<HashMap<(RawText, String), Denial>>,
-    /// Set when the run ends: what stands then did not end by itself.
+    /// True when the run ends: connections that are open then did not end by themselves.
     pub(crate) stopping: AtomicBool,
 }
 
@@ -29,7 +29,7 @@ impl Events {
         Self { sink, repeated: Mutex::default(), stopping: AtomicBool::new(false) }
     }
 
-    /// Tells of a refusal the first time, and counts it afterwards.
+    /// Reports a refusal the first time, and counts it afterwards.
     pub(crate) fn denied(&self, operation: Operation, object: String, who: &Who, rule: &str, grant: Option<Grant>) {
         let object = RawText::from(object);
         let denial = Denial {
@@ -56,7 +56,7 @@ impl Events {
         }
     }
 
-    /// Tells once more of what was repeated, with the whole count.
+    /// Reports repeated refusals once more, with the total count.
     pub(crate) fn flush(&self) {
         let repeated = std::mem::take(&mut *self.repeated.lock().unwrap_or_else(PoisonError::into_inner));
         for denial in repeated.into_values().filter(|d| d.count > 1) {
@@ -82,7 +82,7 @@ impl Counts {
     }
 }
 
-/// The record of a connection in the making; told when it is dropped.
+/// Unfinished record of a connection; reported when dropped.
 pub(crate) struct Recorder {
     events: Arc<Events>,
     record: Option<Box<ConnectionRecord>>,
@@ -113,7 +113,7 @@ impl Recorder {
         }
     }
 
-    /// Where it was dialled.
+    /// Sets the address that was dialled.
     pub(crate) fn dialled(&mut self, address: IpAddr, note: Option<String>) {
         if let Some(record) = &mut self.record {
             record.address = Some(address);
@@ -123,14 +123,14 @@ impl Recorder {
         }
     }
 
-    /// The server name that was seen.
+    /// Sets the server name of the client hello.
     pub(crate) fn tls_name(&mut self, name: RawText) {
         if let Some(record) = &mut self.record {
             record.tls_name = Some(name);
         }
     }
 
-    /// It is over.
+    /// Finishes and reports the record.
     pub(crate) fn finish(mut self, end: ConnectionEnd, why: Option<String>) {
         self.tell(end, why);
     }

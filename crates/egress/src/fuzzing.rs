@@ -1,6 +1,6 @@
-//! What the readers of hostile bytes promise, for `fuzz/`: they do not fall over,
-//! what they read they read one way only, and other people's readers of the same
-//! bytes are not of another mind where it counts.
+//! Properties of the parsers of hostile bytes, for `fuzz/`. The parsers do not panic and have
+//! exactly one result for each input. Other parsers of the same bytes agree on everything that
+//! matters.
 
 use hickory_resolver::proto::op::Message;
 use rustls::server::Acceptor;
@@ -17,8 +17,8 @@ fn target() -> Target {
     Target { host: Host::of(std::net::Ipv4Addr::LOCALHOST.into()), port: 80 }
 }
 
-/// A question for a name: our answer is well formed, and another reader finds
-/// the same name in it.
+/// Checks a question for a name: the answer is well formed, and another parser finds the same name
+/// in it.
 pub fn dns(bytes: &[u8]) {
     let question = match Question::parse(bytes) {
         Ok(question) => question,
@@ -37,8 +37,8 @@ pub fn dns(bytes: &[u8]) {
     }
 }
 
-/// A message's head: where it is taken, what is sent on is read the same, and is
-/// for one host.
+/// Checks the head of a message: if it is accepted, the forwarded head is parsed the same way and
+/// is for one host.
 pub fn head(bytes: &[u8]) {
     let _ = check_trailer(bytes);
     let Ok(Some(end)) = end_of_head(bytes) else { return };
@@ -58,8 +58,8 @@ pub fn head(bytes: &[u8]) {
     }
 }
 
-/// Texts to cover, a NUL behind each, and a stream behind two: whatever pieces it comes
-/// in, every text in it is covered and nothing else is.
+/// Checks the mask. The input has texts to mask, each with a NUL after it, and after two NULs a
+/// stream. However the stream is split, every text in it is masked and nothing else is.
 pub fn mask(bytes: &[u8]) {
     let Some(end) = memchr::memmem::find(bytes, b"\0\0") else { return };
     let texts: Vec<&[u8]> = bytes[..end].split(|byte| *byte == 0).take(8).collect();
@@ -80,8 +80,8 @@ pub fn mask(bytes: &[u8]) {
     }
 }
 
-/// A path and the path of a rule: one that a rule refuses is refused under every case
-/// of its letters, and what has one reading is text in its only form.
+/// Checks a path against the path of a rule. A refused path is refused in every case of its
+/// letters. A path with one reading is text in its only form.
 pub fn path(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Some((rule, path)) = text.split_once(' ') else { return };
@@ -100,8 +100,8 @@ pub fn path(bytes: &[u8]) {
     }
 }
 
-/// A request of SOCKS: it is read when it is whole and not before, and its host
-/// is one that is written in one way.
+/// Checks a SOCKS request: it is parsed when it is complete and not before, and its host has
+/// exactly one spelling.
 pub fn socks(bytes: &[u8]) {
     if let Ok(Some((target, taken))) = socks::request(bytes) {
         assert!((0..taken).all(|length| socks::request(&bytes[..length]) == Ok(None)));
@@ -109,8 +109,8 @@ pub fn socks(bytes: &[u8]) {
     }
 }
 
-/// A client hello: cut anywhere it is waited for, and a server that takes it for
-/// somebody takes it for whom we do.
+/// Checks a client hello. A truncated hello is incomplete, and another server's parser finds the
+/// same name.
 pub fn hello(bytes: &[u8]) {
     let seen = hello::read(bytes);
     if let Seen::Hello(_) = seen {
@@ -139,7 +139,7 @@ fn same(seen: &Seen, taken: Option<&str>) {
         Seen::Hello(Hello { server_name, .. }) => {
             let plain = |name: &str| name.trim_end_matches('.').to_ascii_lowercase();
             let ours = server_name.as_ref().map(|name| plain(&String::from_utf8_lossy(name)));
-            // The other reader drops what is no name of a host; we refuse that later.
+            // The other parser drops a name that is no host name; it is refused later here.
             let is_dropped = taken.is_none() && ours.is_some();
             assert!(is_dropped || ours == taken.map(plain), "{ours:?} {taken:?}");
         }

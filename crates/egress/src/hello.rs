@@ -1,7 +1,7 @@
-//! The first message of a TLS client: which server it asks for. Read from bytes
-//! that may come in any pieces, spread over any number of records.
+//! First message of a TLS client: the server name that it asks for. The bytes may come in any
+//! pieces and in any number of records.
 //!
-//! Must not know: what follows from it.
+//! This module must not depend on the consequences.
 //!
 //! Facts: RFC 8446, 4.1.2 and 5.1; RFC 6066, 3; RFC 9849 (encrypted hello).
 
@@ -11,32 +11,32 @@ pub const HELLO_MAX: usize = 16 << 10;
 const HANDSHAKE: u8 = 22;
 const CLIENT_HELLO: u8 = 1;
 const SERVER_NAME: u16 = 0;
-/// The extension as published, and its form of the drafts before 2020.
+/// The extension as published, and its form in the drafts before 2020.
 const ENCRYPTED: [u16; 2] = [0xfe0d, 0xffce];
 
-/// What the first bytes of a connection are.
+/// Kind of the first bytes of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// Not TLS.
     Other,
-    /// TLS perhaps; more bytes decide.
+    /// Perhaps TLS; more bytes decide.
     Incomplete,
     /// A client hello.
     Hello(Hello),
-    /// TLS, but not as it must be.
+    /// Malformed TLS.
     Malformed(&'static str),
 }
 
-/// What a client hello says.
+/// Content of a client hello.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hello {
-    /// The server name, as it was sent.
+    /// The server name, as sent.
     pub server_name: Option<Vec<u8>>,
-    /// It holds an encrypted hello, or pretends to: browsers always do.
+    /// True if it contains an encrypted hello, or an imitation of one, which browsers always send.
     pub encrypted: bool,
 }
 
-/// Reads the first bytes of a connection.
+/// Parses the first bytes of a connection.
 pub fn read(bytes: &[u8]) -> Seen {
     match bytes {
         [] | [HANDSHAKE] => return Seen::Incomplete,
@@ -56,8 +56,8 @@ pub fn read(bytes: &[u8]) -> Seen {
     }
 }
 
-/// The body of the first handshake message, put together from its records. The
-/// error is `None` where bytes are missing.
+/// Returns the body of the first handshake message, joined from its records. The error is `None` if
+/// bytes are missing.
 fn message(mut bytes: &[u8]) -> Result<Vec<u8>, Option<&'static str>> {
     let mut message = Vec::new();
     loop {
@@ -83,7 +83,7 @@ fn message(mut bytes: &[u8]) -> Result<Vec<u8>, Option<&'static str>> {
     }
 }
 
-/// Takes from the front of bytes.
+/// Reader that takes bytes from the front.
 struct Cursor<'a>(&'a [u8]);
 
 impl<'a> Cursor<'a> {
@@ -98,14 +98,14 @@ impl<'a> Cursor<'a> {
     fn u16(&mut self) -> Option<u16> {
         self.take(2).map(|b| u16::from_be_bytes([b[0], b[1]]))
     }
-    /// A field with its length in two bytes before it.
+    /// Reads a field with its length in the two bytes before it.
     fn field(&mut self) -> Option<&'a [u8]> {
         let length = self.u16()?;
         self.take(usize::from(length))
     }
 }
 
-/// `None`: it ends too soon.
+/// Parses the body; `None` if it ends too early.
 fn hello(body: &[u8]) -> Option<Result<Hello, &'static str>> {
     let mut at = Cursor(body);
     at.take(2 + 32)?;
@@ -157,7 +157,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A client hello with these extensions.
+    /// Builds a client hello with these extensions.
     pub(crate) fn body(extensions: &[(u16, Vec<u8>)]) -> Vec<u8> {
         let mut body = vec![3, 3];
         body.extend([7; 32]);
@@ -181,7 +181,7 @@ pub(crate) mod tests {
         (0, value)
     }
 
-    /// As records of at most `piece` bytes.
+    /// Splits it into records of at most `piece` bytes.
     pub(crate) fn records(body: &[u8], piece: usize) -> Vec<u8> {
         let mut message = vec![1];
         message.extend(&(body.len() as u32).to_be_bytes()[1..]);

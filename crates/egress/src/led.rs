@@ -1,7 +1,7 @@
-//! Connections that one door leads to another: where a program is in a place that has no
-//! network, the door beside it has no way out either, and another, elsewhere, dials.
+//! Tunnels between two egress proxies. A program may be in an environment without network, so that
+//! its egress proxy has no network access either. Another egress proxy elsewhere dials instead.
 //!
-//! Must not know: what carries the bytes between the two.
+//! This module must not depend on the transport between the two.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -20,14 +20,14 @@ use crate::published::next;
 use crate::relay::break_off;
 use crate::seam::{Lead, Permit, Service, Who};
 
-/// How much longer than dialling takes the other door may be silent.
+/// Time beyond the dial time-out that the other egress proxy may take to answer.
 const SILENT_MAX: Duration = Duration::from_secs(10);
-/// Others who come before a connection of our own does.
+/// Most foreign connections that are accepted and dropped before the expected one.
 const STRANGERS_MAX: usize = 256;
-/// How long the two ends of a connection of our own may take to meet.
+/// Time-out for connecting the two ends of a socket pair.
 const MEET_WITHIN: Duration = Duration::from_secs(5);
 
-/// Has a target led to.
+/// Connects to a target through the tunnel.
 pub(crate) async fn to(lead: &dyn Lead, target: &Target, who: &Who) -> Result<Dialled, DialFailure> {
     let (sender, receiver) = oneshot::channel();
     let answer = Box::new(move |led| {
@@ -45,7 +45,7 @@ pub(crate) async fn to(lead: &dyn Lead, target: &Target, who: &Who) -> Result<Di
     taken().map_err(|error| lost(&error.to_string()))
 }
 
-/// Dials for another door, and carries the connection.
+/// Dials for another egress proxy, and carries the connection.
 pub(crate) async fn from(
     shared: Arc<Shared>,
     (target, who, permit): (Target, Who, Permit),
@@ -65,7 +65,7 @@ pub(crate) async fn from(
     match pair().await {
         Ok((inside, given)) => {
             done(Ok(given));
-            // Not in this task, which whoever gives the dialling up ends.
+            // A task of its own, because this one ends if the dialling is cancelled.
             tokio::spawn(session.carry(inside, Vec::new(), dialled));
         }
         Err(error) => {
@@ -77,11 +77,11 @@ pub(crate) async fn from(
     }
 }
 
-/// The two ends of a connection over the loopback. Whoever else comes there is not
-/// taken for one of them.
+/// Returns two connected sockets over the loopback. A connection of another process is not accepted
+/// as one of them.
 ///
 /// # Errors
-/// What the kernel says, where it has no port or descriptor for it.
+/// [`io::Error`] if the kernel has no port or descriptor for it.
 pub fn connected_pair() -> io::Result<(std::net::TcpStream, std::net::TcpStream)> {
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let given = std::net::TcpStream::connect_timeout(&listener.local_addr()?, MEET_WITHIN)?;
@@ -95,14 +95,14 @@ pub fn connected_pair() -> io::Result<(std::net::TcpStream, std::net::TcpStream)
     Err(io::ErrorKind::ConnectionAborted.into())
 }
 
-/// The same without waiting.
+/// Does the same without blocking.
 async fn pair() -> io::Result<(TcpStream, std::net::TcpStream)> {
     let (inside, given) = tokio::task::spawn_blocking(connected_pair).await.map_err(io::Error::other)??;
     inside.set_nonblocking(true)?;
     Ok((TcpStream::from_std(inside)?, given))
 }
 
-/// Offers a service to everybody who connects.
+/// Serves every connection at the listener.
 pub(crate) async fn offer(shared: Arc<Shared>, listener: std::net::TcpListener, service: Service) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;

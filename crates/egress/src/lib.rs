@@ -1,8 +1,8 @@
-//! The door: the only way out of a sandbox.
+//! Egress proxy: the only network access of a sandbox.
 //!
-//! It answers names with addresses of its own, dials what was agreed to at
-//! addresses it has checked, relays, counts and records. Must not know how a
-//! sandbox is built, nor who decides: both stand behind traits of the seam.
+//! The proxy resolves names to addresses of its own, dials approved targets at addresses that it
+//! has checked, relays, counts and records. It must not depend on the construction of a sandbox,
+//! nor on the code that decides: traits of `seam` separate both.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! How much a sandbox may move through the door, and how fast.
+//! Limits for the amount and the rate of data through the egress proxy.
 //!
-//! Must not know: sockets, events.
+//! This module must not depend on sockets or events.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,16 +9,16 @@ use std::time::Duration;
 use stockade_model::EgressLimits;
 use tokio::time::Instant;
 
-/// Connections at once where nothing else is said, if descriptors allow it.
+/// Default for the most connections at once, if descriptors permit it.
 const CONCURRENT_DEFAULT: u64 = 16_384;
 /// Descriptors of one connection: both ends.
 const DESCRIPTORS_EACH: u64 = 2;
-/// The part of all descriptors that is left to listeners, to connects under way and
-/// to the rest of the process, and the least of it.
+/// Fraction of all descriptors that is reserved for listeners, connects in progress and the rest of
+/// the process, and its minimum.
 const KEPT_PART: u64 = 16;
 const KEPT_MIN: u64 = 128;
 
-/// Which limit was reached.
+/// Limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reached {
     /// See [`EgressLimits::requests_per_minute`].
@@ -35,16 +35,16 @@ pub enum Reached {
     TotalBytes,
 }
 
-/// Which way bytes go.
+/// Direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// Out of the sandbox.
     Up,
-    /// Into it.
+    /// Into the sandbox.
     Down,
 }
 
-/// A bucket that fills at a rate and may be overdrawn: who overdraws it waits.
+/// Token bucket that fills at a rate and may be overdrawn. A task that overdraws it waits.
 #[derive(Debug)]
 struct Bucket {
     rate: f64,
@@ -65,7 +65,7 @@ impl Bucket {
         self.at = now;
     }
 
-    /// Takes one if it is there.
+    /// Takes one token if there is one.
     fn try_one(&mut self) -> bool {
         self.fill();
         let there = self.level >= 1.0;
@@ -75,7 +75,7 @@ impl Bucket {
         there
     }
 
-    /// Takes them, and says how long to wait for them.
+    /// Takes tokens and returns how long to wait for them.
     fn take(&mut self, amount: u64) -> Duration {
         self.fill();
         self.level -= amount as f64;
@@ -83,7 +83,7 @@ impl Bucket {
     }
 }
 
-/// The limits at work.
+/// Current state of the limits.
 #[derive(Debug)]
 pub(crate) struct Meter {
     requests: Option<Mutex<Bucket>>,
@@ -94,11 +94,11 @@ pub(crate) struct Meter {
     concurrent: AtomicU64,
     total_max: u64,
     total: AtomicU64,
-    /// Most bytes of one turn, so that a slow rate is smooth.
+    /// Most bytes of one turn, so that a low rate is smooth.
     chunk: usize,
 }
 
-/// One of the connections at once; gives its place back when dropped.
+/// Slot for one concurrent connection; released when dropped.
 #[derive(Debug)]
 pub(crate) struct Place(Arc<Meter>);
 
@@ -109,7 +109,7 @@ impl Drop for Place {
 }
 
 impl Meter {
-    /// `descriptors`: how many this process may have open.
+    /// Creates the state. `descriptors`: how many this process may have open.
     pub(crate) fn new(limits: &EgressLimits, descriptors: u64) -> Self {
         let bucket = |rate: Option<u64>, capacity: u64| rate.map(|rate| Mutex::new(Bucket::new(rate, capacity)));
         let per_minute = limits.requests_per_minute;
@@ -137,7 +137,7 @@ impl Meter {
         bucket.is_none_or(|b| b.lock().unwrap_or_else(PoisonError::into_inner).try_one())
     }
 
-    /// A place among the connections at once.
+    /// Takes a slot for an outgoing connection.
     pub(crate) fn connection(self: &Arc<Self>) -> Result<Place, Reached> {
         if self.total.load(Ordering::Relaxed) >= self.total_max {
             return Err(Reached::TotalBytes);
@@ -148,7 +148,8 @@ impl Meter {
         self.place()
     }
 
-    /// The same for a connection to the door itself: only their number counts.
+    /// Takes a slot for a connection to the egress proxy itself: only the number of connections
+    /// counts.
     pub(crate) fn place(self: &Arc<Self>) -> Result<Place, Reached> {
         if self.concurrent.fetch_add(1, Ordering::Relaxed) >= self.concurrent_max {
             self.concurrent.fetch_sub(1, Ordering::Relaxed);
@@ -157,17 +158,17 @@ impl Meter {
         Ok(Place(Arc::clone(self)))
     }
 
-    /// One request.
+    /// Counts one request.
     pub(crate) fn request(&self) -> Result<(), Reached> {
         if Self::one(self.requests.as_ref()) { Ok(()) } else { Err(Reached::Requests) }
     }
 
-    /// Most bytes to move in one turn.
+    /// Returns the most bytes to move in one turn.
     pub(crate) fn chunk(&self) -> usize {
         self.chunk
     }
 
-    /// Accounts for bytes that are about to go, and waits for its turn.
+    /// Counts bytes that are about to be moved, and waits for the rate limit.
     pub(crate) async fn bytes(&self, direction: Direction, count: usize) -> Result<(), Reached> {
         let before = self.total.fetch_add(count as u64, Ordering::Relaxed);
         if before.saturating_add(count as u64) > self.total_max {

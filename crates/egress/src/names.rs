@@ -1,8 +1,7 @@
-//! The addresses that names are given: one of each family per name, so that the
-//! name is known when a program connects. Addresses are never given to another
-//! name while the run lasts.
+//! Addresses of names. Each name gets one address of each family, so that the name is known when a
+//! program connects. An address is not given to another name in the same run.
 //!
-//! Must not know: what may be reached, sockets.
+//! This module must not depend on sockets or on the permitted targets.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,11 +11,10 @@ use stockade_model::{Host, HostName, Target};
 
 use crate::seam::{Destination, Service};
 
-/// The door's own address: proxies listen there, and it makes resolvers believe
-/// that IPv4 works. First address but one of the block for benchmarks (RFC 2544),
-/// which nobody routes.
+/// Own address of the egress proxy. Its proxies listen there, and it makes resolvers believe that
+/// IPv4 works. Second address of the block for benchmarks (RFC 2544), which is not routed.
 pub const DOOR_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
-/// The same for IPv6, from a block of unique local addresses of our own.
+/// The same for IPv6, from a block of unique local addresses of Stockade's own.
 pub const DOOR_V6: Ipv6Addr = Ipv6Addr::new(0xfd5d, 0x0057, 0x0c4a, 0xde00, 0, 0, 0, 1);
 /// Port of the HTTP proxy on [`DOOR_V4`].
 pub const HTTP_PROXY_PORT: u16 = 3128;
@@ -25,10 +23,10 @@ pub const SOCKS_PORT: u16 = 1080;
 
 /// Most names of a sandbox. A program that asks for more gets "server failure".
 pub const NAMES_MAX: usize = 65_536;
-/// Index of the first name: 198.18.0.0 and .1 are not given.
+/// Index of the first name: 198.18.0.0 and .1 are reserved.
 const FIRST: u32 = 2;
 
-/// The table of names and their addresses.
+/// Table of names and their addresses.
 #[derive(Debug, Default)]
 pub struct Names {
     table: Mutex<Table>,
@@ -40,7 +38,7 @@ struct Table {
     by_index: Vec<HostName>,
 }
 
-/// The addresses of one name.
+/// Addresses of one name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
     /// IPv4.
@@ -50,7 +48,7 @@ pub struct Pair {
 }
 
 impl Names {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self::default()
     }
@@ -59,8 +57,8 @@ impl Names {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The addresses of a name, given now if it had none; `None` when the table
-    /// is full.
+    /// Returns the addresses of a name, and assigns them if it had none; `None` if the table is
+    /// full.
     pub fn give(&self, name: &HostName) -> Option<Pair> {
         let mut table = self.lock();
         let index = match table.by_name.get(name) {
@@ -79,13 +77,13 @@ impl Names {
         })
     }
 
-    /// The name that an address was given to.
+    /// Returns the name of an address.
     pub fn name(&self, address: IpAddr) -> Option<HostName> {
         let index = index_of(address.to_canonical())?.checked_sub(FIRST)?;
         self.lock().by_index.get(index as usize).cloned()
     }
 
-    /// What a program means that connects to this address.
+    /// Returns the destination of a program that connects to this address.
     pub fn destination(&self, dialled: SocketAddr) -> Destination {
         let address = dialled.ip().to_canonical();
         let port = dialled.port();
@@ -109,7 +107,7 @@ impl Names {
     }
 }
 
-/// Whether we give addresses from the block that this one is in.
+/// Returns whether this address is in a block that addresses of names come from.
 pub fn is_ours(address: IpAddr) -> bool {
     index_of(address.to_canonical()).is_some()
 }

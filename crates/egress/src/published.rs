@@ -1,7 +1,7 @@
-//! Ports of the run that are published on the host's loopback: whoever connects
-//! there is led to what listens inside.
+//! Ports of the run that are published on the host's loopback. Connections to them are forwarded to
+//! the listener in the sandbox.
 //!
-//! Must not know: what is said there, who agreed to it.
+//! This module must not depend on the data or on the approver of the port.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,24 +17,24 @@ use crate::events::Counts;
 use crate::relay::{Watch, Way, break_off, tune};
 use crate::seam::Namespace;
 
-/// How long a program inside may take to take a connection.
+/// Time-out for a program in the sandbox to accept a connection.
 const TAKEN_WITHIN: Duration = Duration::from_secs(10);
-/// Where a program inside may listen, by preference.
+/// Addresses at which a program in the sandbox may listen, by preference.
 const INSIDE: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
-/// Whoever connects next.
+/// Returns the next connection.
 pub(crate) async fn next(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => return stream,
-            // Out of descriptors, mostly: the next try may do.
+            // Usually out of descriptors: the next attempt may succeed.
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
     }
 }
 
-/// Leads everybody who connects to `listener` to `port` inside, until the door
-/// is stopped.
+/// Forwards every connection at `listener` to `port` in the sandbox, until the egress proxy is
+/// stopped.
 pub(crate) async fn serve(shared: Arc<Shared>, listener: std::net::TcpListener, port: u16) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     loop {
@@ -43,7 +43,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, listener: std::net::TcpListener, 
     }
 }
 
-/// Leads one connection in. Limits hold for it as for those that lead out.
+/// Forwards one connection into the sandbox. The limits of outgoing connections apply to it.
 async fn lead(shared: Arc<Shared>, outside: TcpStream, port: u16) {
     let Ok(_place) = shared.meter.place() else { return break_off(&outside) };
     let namespace = shared.arrivals.namespace();
@@ -54,7 +54,7 @@ async fn lead(shared: Arc<Shared>, outside: TcpStream, port: u16) {
     tune(&outside);
     let counts = Counts::default();
     let way = Way { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard: None };
-    // A break reaches the other side as one; there is nobody to tell besides.
+    // A reset is passed to the other side; no other report is needed.
     let speaking = shared.speakers.begin();
     let _ = way.relay(&inside, &outside, Vec::new(), |_| Watch::Done, Some(speaking)).await;
 }

@@ -1,8 +1,7 @@
-//! Bytes from one socket to another, counted and within limits. What is on the
-//! way is bounded: one buffer a direction, borrowed only while there is something
-//! in it.
+//! Relays bytes from one socket to another, counted and within limits. Bytes in transit are
+//! bounded: one buffer for each direction, borrowed only while it has content.
 //!
-//! Must not know: what the bytes mean.
+//! This module must not depend on the meaning of the bytes.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,26 +20,25 @@ use crate::speakers::Speaking;
 
 /// Bytes of one buffer.
 const BUFFER: usize = 64 << 10;
-/// Bytes of a buffer when many are lent: peers that never read must not hold
-/// much.
+/// Bytes of a buffer when many are lent, so that peers that never read use little memory.
 const SMALL: usize = 4 << 10;
-/// Full buffers lent at once.
+/// Most full buffers lent at once.
 const LENT_MAX: usize = 256;
-/// Buffers that are kept for the next who needs one.
+/// Most free buffers that are kept for reuse.
 const KEPT: usize = 64;
-/// Quiet time after which the network is asked whether the other side still is.
+/// Idle time after which keep-alive probes check the other side.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
-/// Why a relay ended before both sides had closed.
+/// Reason why a relay ended before both sides had closed.
 #[derive(Debug)]
 pub(crate) enum Broken {
-    /// Either side broke off.
+    /// Either side reset the connection.
     Reset(io::Error),
-    /// A limit.
+    /// A limit was reached.
     Limit(Reached),
-    /// A rule of the door.
+    /// A rule of the egress proxy.
     Rule(String),
-    /// A secret, or what stands for one.
+    /// A secret, or its placeholder.
     Stray(Stray),
 }
 
@@ -56,14 +54,14 @@ impl From<Reached> for Broken {
     }
 }
 
-/// Buffers for those who have something to move.
+/// Buffers for connections with data to move.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     free: Mutex<Vec<Vec<u8>>>,
     lent: AtomicUsize,
 }
 
-/// A buffer on loan; goes back when dropped.
+/// Borrowed buffer; returned when dropped.
 struct Lent<'a> {
     from: &'a Buffers,
     bytes: Vec<u8>,
@@ -96,7 +94,7 @@ pub(crate) fn break_off(stream: &TcpStream) {
     let _ = sockopt::set_socket_linger(stream, Some(Duration::ZERO));
 }
 
-/// Small writes go at once; a peer that is gone is noticed.
+/// Sends small writes at once, and detects a peer that is gone.
 pub(crate) fn tune(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
     let _ = sockopt::set_socket_keepalive(stream, true);
@@ -104,7 +102,7 @@ pub(crate) fn tune(stream: &TcpStream) {
     let _ = sockopt::set_tcp_keepintvl(stream, KEEPALIVE / 4);
 }
 
-/// Writes all of it.
+/// Writes all bytes.
 pub(crate) async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match to.try_write(bytes) {
@@ -117,8 +115,8 @@ pub(crate) async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()
     Ok(())
 }
 
-/// Waits until there is something to read. What a mask may only hold for a while is
-/// sent meanwhile.
+/// Waits until the socket is readable. Sends bytes meanwhile that a mask may hold for a limited
+/// time only.
 async fn wait_masked(from: &TcpStream, to: &TcpStream, stream: &mut MaskedStream<'_>) -> io::Result<()> {
     while let Some(pause) = stream.pause() {
         match timeout(pause, from.readable()).await {
@@ -129,7 +127,7 @@ async fn wait_masked(from: &TcpStream, to: &TcpStream, stream: &mut MaskedStream
     from.readable().await
 }
 
-/// Waits until this side breaks off.
+/// Waits until this side resets the connection.
 async fn broke_off(stream: &TcpStream) -> Broken {
     let waited = stream.ready(Interest::ERROR).await.and_then(|_| stream.take_error());
     Broken::Reset(match waited {
@@ -138,25 +136,25 @@ async fn broke_off(stream: &TcpStream) -> Broken {
     })
 }
 
-/// What a relay needs beside its sockets.
+/// Parameters of a relay besides its sockets.
 #[derive(Clone, Copy)]
 pub(crate) struct Way<'a> {
     pub(crate) buffers: &'a Buffers,
     pub(crate) meter: &'a Meter,
     pub(crate) counts: &'a Counts,
-    /// Where what passes can be read.
+    /// Present if the data can be read.
     pub(crate) guard: Option<&'a Guard<'a>>,
 }
 
 impl Way<'_> {
-    /// Accounts for bytes and waits for their turn.
+    /// Counts bytes and waits for the rate limit.
     pub(crate) async fn account(&self, direction: Direction, count: usize) -> Result<(), Broken> {
         self.meter.bytes(direction, count).await?;
         self.counts.add(direction, count);
         Ok(())
     }
 
-    /// The same for bytes of a program's own making, which are looked at.
+    /// Does the same for bytes from a program, which are checked.
     pub(crate) async fn pass(&self, direction: Direction, bytes: &[u8]) -> Result<(), Broken> {
         if let (Direction::Up, Some(guard)) = (direction, self.guard) {
             guard.pass(bytes).map_err(Broken::Stray)?;
@@ -164,7 +162,7 @@ impl Way<'_> {
         self.account(direction, bytes.len()).await
     }
 
-    /// Moves bytes until `from` has no more; then says so to `to`.
+    /// Moves bytes until `from` is at its end; then closes the write side of `to`.
     pub(crate) async fn pump(&self, from: &TcpStream, to: &TcpStream, direction: Direction) -> Result<(), Broken> {
         let guard = self.guard.filter(|_| direction == Direction::Down);
         let mut masked = guard.map(|guard| guard.masked(StreamKind::Relay));
@@ -193,7 +191,7 @@ impl Way<'_> {
                             Some(stream) => write_all(to, &stream.push(buffer[..count].to_vec())).await?,
                             None => write_all(to, &buffer[..count]).await?,
                         }
-                        // One busy connection must not keep the others waiting.
+                        // A busy connection must not block the others.
                         tokio::task::consume_budget().await;
                     }
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
@@ -203,11 +201,10 @@ impl Way<'_> {
         }
     }
 
-    /// Sends what the program said first, then relays both ways until both sides
-    /// have closed or one breaks off; a break reaches the other side as one.
-    /// `check` looks at all that the program said so far before it goes on, as
-    /// long as it wants to see more. `speaking` is dropped once the program has
-    /// said all.
+    /// Sends the first bytes of the program, then relays both directions until both sides have
+    /// closed or one resets. A reset is passed to the other side. `check` examines all bytes of the
+    /// program so far before they are sent, as long as it asks for more. `speaking` is dropped once
+    /// the program has sent everything.
     pub(crate) async fn relay(
         &self,
         inside: &TcpStream,
@@ -223,7 +220,7 @@ impl Way<'_> {
         };
         let down = self.pump(outside, inside, Direction::Down);
         tokio::pin!(up, down);
-        // Whoever has said all may still break off, which no read would tell.
+        // A side that has sent everything may still reset, which no read would report.
         let ended = tokio::select! {
             ended = &mut up => match ended {
                 Ok(()) => tokio::select! { biased; ended = &mut down => ended, gone = broke_off(inside) => Err(gone) },
@@ -273,13 +270,13 @@ impl Way<'_> {
     }
 }
 
-/// What becomes of what a program says.
+/// Decision about the first bytes of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Watch {
-    /// It goes on, and nobody looks any more.
+    /// The bytes are sent, and no further check is needed.
     Done,
-    /// It goes on, and what follows is looked at too.
+    /// The bytes are sent, and the next ones are checked too.
     More,
-    /// It does not go on.
+    /// The bytes are not sent.
     Refuse(String),
 }

@@ -1,4 +1,4 @@
-//! What the door needs of a sandbox, and of whoever decides.
+//! Ports of the egress proxy: the sandbox's network, and the code that decides.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -11,187 +11,184 @@ use crate::dial::DialFailure;
 use crate::edge::Edge;
 use crate::names::Names;
 
-/// The network namespace that the door stands in.
+/// Port for the network namespace of the egress proxy.
 pub trait Namespace: Send + Sync {
-    /// A TCP socket of the namespace that listens on this address, which need
-    /// not be anybody's. Where there is no namespace (level restricted): a
-    /// listener on the host's loopback, on a port of the kernel's choice.
+    /// Returns a TCP socket of the namespace that listens on this address, which need not be
+    /// assigned. If there is no namespace (level restricted), returns a listener on the host's
+    /// loopback, on a port that the kernel chooses.
     ///
     /// # Errors
-    /// EADDRINUSE where a program inside listens there; else what the kernel
-    /// says.
+    /// EADDRINUSE if a program in the sandbox listens there; otherwise the kernel's error.
     fn listen(&self, at: SocketAddr) -> io::Result<OwnedFd>;
 
-    /// A TCP socket of the namespace, to connect to what listens inside.
+    /// Returns a TCP socket of the namespace, to connect to a listener in the sandbox.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     fn socket(&self, like: SocketAddr) -> io::Result<OwnedFd>;
 }
 
-/// Whose connection it is.
+/// Process that made a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Who {
-    /// Process id as the host sees it, where known.
+    /// Process id as the host sees it, if known.
     pub pid: Option<u32>,
-    /// The resolved executable of that process, where known.
+    /// The resolved executable of that process, if known.
     pub program: Option<RawText>,
 }
 
-/// Why something may be reached.
+/// Permission to reach a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permit {
-    /// The rule or grant that says so.
+    /// The rule or grant that permits it.
     pub rule: String,
 }
 
-/// What somebody inside wants, and the door cannot decide.
+/// Request from the sandbox that the egress proxy cannot decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// To reach this.
+    /// To reach this target.
     Target(Target),
-    /// To take a secret to a target that its own hosts do not name.
+    /// To send a secret to a target that the secret's own hosts do not name.
     Secret {
-        /// Which, and exactly where to.
+        /// The secret and the exact target.
         secret: SecretUse,
-        /// Why it is not taken there unasked, in words of a policy.
+        /// Reason why this needs a question, in the words of a policy.
         rule: String,
     },
-    /// To do something outside that nobody takes back.
+    /// To cause an irreversible effect outside.
     Effect {
-        /// What, and at which host.
+        /// The effect and the host.
         effect: EffectUse,
-        /// The request, as it is shown.
+        /// The request, in the form to show.
         request: String,
-        /// One sentence of it.
+        /// Sentence about the effect.
         message: &'static str,
     },
 }
 
-/// What became of a question.
+/// Decision about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Judgement {
-    /// It may be reached.
+    /// The target may be reached.
     Allowed(Permit),
-    /// It may not.
+    /// The target may not be reached.
     Refused {
-        /// Why, in words of a policy.
+        /// Reason, in the words of a policy.
         rule: String,
-        /// The grant that would do; none where nothing would.
+        /// The grant that would permit it; `None` if nothing would.
         grant: Option<Grant>,
     },
 }
 
-/// Whoever decides what may be reached, and which secrets may be taken there.
+/// Port that decides which targets may be reached, and which secrets may be sent there.
 pub trait Judge: Send + Sync {
-    /// Answers once, perhaps after a person's thought; at the end of the run
-    /// `answer` may be dropped instead. Called on the door's thread: it must not
-    /// wait. `answer` may be called at once, and on any thread.
-    /// Whoever refuses also tells of it.
+    /// Answers once, perhaps after a question to a person. At the end of the run, `answer` may be
+    /// dropped instead. Called on the proxy's thread, so it must not block. `answer` may be called
+    /// at once, and on any thread. The implementation also reports its refusals.
     fn judge(&self, wanted: Wanted, who: &Who, answer: Box<dyn FnOnce(Judgement) + Send>);
 
-    /// Whether some port of this name may be reached by now, without asking
-    /// anybody. Such a name is looked up when it is asked for, so that "no such
-    /// name" is true; every other is answered without looking, or questions
-    /// would carry data out.
+    /// Returns whether some port of this name may be reached now, without a question. Such a name
+    /// is resolved on request, so that "no such name" is correct. Every other name is answered
+    /// without a lookup, because lookups would carry data out.
     fn is_agreed(&self, name: &HostName) -> bool;
 }
 
-/// Looks names up outside the sandbox.
+/// Port that resolves names outside the sandbox.
 pub trait Resolve: Send + Sync {
-    /// The addresses of a name, best first. It may block: it is called on threads
-    /// of its own, and is not waited for longer than ten seconds.
+    /// Returns the addresses of a name, best first. May block: it is called on threads of its own,
+    /// with a time-out of ten seconds.
     ///
     /// # Errors
     /// See [`LookupError`].
     fn resolve(&self, name: &HostName) -> Result<Vec<IpAddr>, LookupError>;
 }
 
-/// Why a name has no addresses.
+/// Error of a lookup.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
-    /// There is none.
+    /// The name does not exist.
     #[error("no such name")]
     NoSuchName,
-    /// It could not be found out.
+    /// The lookup failed.
     #[error("the name could not be looked up: {0}")]
     Failed(String),
 }
 
-/// Leads to what is outside where nothing but this does: for a door in a place that has
-/// no network. What passes is looked at, counted and recorded where it leads to.
+/// Port that makes outgoing connections for an egress proxy in an environment without network. The
+/// data is checked, counted and recorded at the other end of the tunnel.
 pub trait Lead: Send + Sync {
-    /// Leads to a target that was agreed to. Answers once, in bounded time, with a
-    /// connection to it. Called on the door's thread: it must not wait.
+    /// Connects to an approved target. Answers once, within a bounded time, with the connection.
+    /// Called on the proxy's thread, so it must not block.
     fn lead(&self, target: &Target, who: &Who, answer: Box<dyn FnOnce(Result<TcpStream, DialFailure>) + Send>);
 }
 
-/// What the door has to say.
+/// Event of the egress proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DoorEvent {
-    /// A connection is over, or never came about.
+    /// A connection was closed, or could not be made.
     Connection(Box<ConnectionRecord>),
-    /// The door itself refused something.
+    /// The egress proxy itself refused an operation.
     Denied(Box<Denial>),
 }
 
-/// The sockets on which names are asked for: bound to port 53 of every address.
+/// Sockets of the name server, bound to port 53 of every address.
 #[derive(Debug)]
 pub struct DnsSockets {
-    /// Datagrams. Options for the address asked are set by the door.
+    /// Datagram socket. The egress proxy sets its options for the destination address.
     pub udp: OwnedFd,
-    /// A listener.
+    /// Listening socket.
     pub tcp: OwnedFd,
 }
 
-/// What the door is started with.
+/// Parameters to start the egress proxy.
 pub struct Setup {
-    /// The special addresses that names may lead to, the limits, what is looked
-    /// into. The lists of targets are the judge's.
+    /// Special addresses that names may resolve to, the limits, and the targets to intercept. The
+    /// [`Judge`] has the lists of targets.
     pub rules: Egress,
-    /// The names given out, which outlive the door.
+    /// The assigned names, which outlive the proxy.
     pub names: Arc<Names>,
-    /// Where names are asked for; `None`: only by [`Service::NameServer`].
+    /// Sockets of the name server; `None` if only [`Service::NameServer`] answers.
     pub dns: Option<DnsSockets>,
-    /// What was made ready for these rules.
+    /// State prepared for these rules.
     pub edge: Arc<Edge>,
     /// The sandbox's network.
     pub namespace: Arc<dyn Namespace>,
-    /// Who decides on requests to the door's proxies.
+    /// Decides on requests to the proxies.
     pub judge: Arc<dyn Judge>,
-    /// Where events go. Called on the door's thread: it must not wait.
+    /// Sink for events. Called on the proxy's thread, so it must not block.
     pub sink: Arc<dyn Fn(DoorEvent) + Send + Sync>,
-    /// Looks names up: [`SystemResolver`](crate::SystemResolver) but in tests.
+    /// Resolves names: [`SystemResolver`](crate::SystemResolver), except in tests.
     pub resolver: Arc<dyn Resolve>,
-    /// Leads to targets; `None`: they are dialled.
+    /// Tunnel to targets; `None` if they are dialled.
     pub lead: Option<Arc<dyn Lead>>,
 }
 
-/// What an address that a program connects to stands for.
+/// Meaning of an address that a program connects to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// Somebody outside: by the name behind an address of ours, or by address.
+    /// A target outside: by the name of a generated address, or by its address.
     Target(Target),
-    /// The door's own proxy or name server. Always allowed: what is asked of it
-    /// is decided there.
+    /// The egress proxy's own proxy or name server. Always permitted, because requests to it are
+    /// decided there.
     Service(Service),
-    /// An address of ours that stands for nothing.
+    /// A generated address without a name.
     Nobody,
 }
 
-/// What the door itself offers inside.
+/// Service of the egress proxy in the sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Service {
     /// CONNECT and absolute-form requests.
     HttpProxy,
     /// SOCKS5 with names.
     Socks,
-    /// DNS over TCP, for programs that cannot be given datagrams.
+    /// DNS over TCP, for programs that cannot use datagrams.
     NameServer,
 }
 
-/// Is this the name of the machine itself: `localhost` and what is beneath it
-/// (RFC 6761, 6.3)?
+/// Returns whether this is a name of the machine itself: `localhost` or a name beneath it (RFC
+/// 6761, 6.3).
 pub(crate) fn is_localhost(host: &str) -> bool {
     host == "localhost" || host.ends_with(".localhost")
 }

@@ -1,6 +1,6 @@
-//! One connection from its decision to its end.
+//! Connection from its decision to its end.
 //!
-//! Must not know: how a connection is announced, who decided.
+//! This module must not depend on how a connection is announced, or on the code that decides.
 
 use std::io;
 use std::sync::Arc;
@@ -26,25 +26,24 @@ use crate::tls;
 
 /// First byte of a TLS record.
 const TLS: u8 = 22;
-/// How long a client hello, or a first line on port 80, may take from its first
-/// byte on.
+/// Time-out for a client hello, or a first line on port 80, from its first byte.
 const HELLO_TIME: Duration = Duration::from_secs(5);
-/// How long a first line is waited for before it goes on in pieces.
+/// Time to wait for a first line before its pieces are forwarded.
 const LINE_TIME: Duration = Duration::from_millis(50);
 
-/// A connection that was agreed to.
+/// Approved connection.
 pub(crate) struct Session {
     pub(crate) shared: Arc<Shared>,
     pub(crate) target: Target,
     pub(crate) who: Who,
     pub(crate) recorder: Recorder,
-    /// Until the program has said all.
+    /// Present until the program has sent everything.
     pub(crate) speaking: Option<Speaking>,
     pub(crate) _place: Place,
 }
 
 impl Session {
-    /// Notes that dialling failed.
+    /// Records that dialling failed.
     pub(crate) fn failed(self, failure: &DialFailure) {
         let end = match failure {
             DialFailure::Refused { rule } => {
@@ -56,13 +55,12 @@ impl Session {
         self.recorder.finish(end, Some(failure.to_string()));
     }
 
-    /// Nobody came.
+    /// Records that the program did not connect.
     pub(crate) fn deserted(self) {
         self.recorder.finish(ConnectionEnd::Failed, Some("the program went away".into()));
     }
 
-    /// Carries the connection until it ends. `held`: what was read of the program
-    /// already.
+    /// Carries the connection until it ends. `held`: bytes already read from the program.
     pub(crate) async fn carry(mut self, inside: TcpStream, held: Vec<u8>, dialled: Dialled) {
         let Dialled { stream: outside, address, note } = dialled;
         self.recorder.dialled(address, note);
@@ -114,7 +112,7 @@ impl Session {
         self.ended(ended);
     }
 
-    /// Carries what another door looks at.
+    /// Carries a connection that another egress proxy checks.
     async fn carry_unseen(mut self, inside: TcpStream, held: Vec<u8>, outside: TcpStream) {
         let counts = Arc::clone(&self.recorder.counts);
         let way = Way { buffers: &self.shared.buffers, meter: &self.shared.meter, counts: &counts, guard: None };
@@ -123,18 +121,18 @@ impl Session {
         self.ended(ended);
     }
 
-    /// Whether requests are read, encrypted or not: then nothing else passes.
+    /// Returns whether requests are parsed, encrypted or not; then no other protocol may pass.
     fn is_read(&self) -> bool {
         self.shared.rules.inspects(&self.target)
     }
 
-    /// Whether requests are counted.
+    /// Returns whether requests are counted.
     fn is_counted(&self) -> bool {
         self.shared.rules.limits.requests_per_minute.is_some()
     }
 
-    /// Waits for the first bytes of the program and looks at them. Where the
-    /// server speaks first, the protocol is none that names a server.
+    /// Waits for the first bytes of the program and examines them. If the server sends first, the
+    /// protocol does not name a server.
     async fn first(&self, inside: &TcpStream, outside: &TcpStream, mut held: Vec<u8>) -> io::Result<(First, Vec<u8>)> {
         let mut deadline = None;
         let is_read = self.is_read();
@@ -156,8 +154,8 @@ impl Session {
                     None => std::future::pending().await,
                 }
             };
-            // That something came is seen in the bytes: behind a proxy the socket was
-            // read from already, and counts as readable until a read finds nothing.
+            // Received bytes are the evidence. Behind a proxy the socket was read already, and
+            // stays readable until a read finds nothing.
             let mut word = [0];
             tokio::select! {
                 biased;
@@ -166,7 +164,7 @@ impl Session {
                     spoken?;
                     return Ok((other(), held));
                 }
-                // A line that may become a request goes on, and is watched.
+                // A line that may become a request is forwarded, and watched.
                 () = too_slow => {
                     let late = First::Refused("its first message did not come in time".into());
                     return Ok((if waits(&held) { late } else { First::Undecided }, held));
@@ -187,17 +185,17 @@ impl Session {
         }
     }
 
-    /// Notes that nothing came about.
+    /// Records that no connection was made.
     pub(crate) fn unreached(self, why: &str) {
         self.recorder.finish(ConnectionEnd::Failed, Some(why.to_owned()));
     }
 
-    /// Notes that the door broke it off.
+    /// Records that the egress proxy closed the connection.
     pub(crate) fn refused(self, why: &str) {
         self.recorder.finish(ConnectionEnd::Refused, Some(why.to_owned()));
     }
 
-    /// Notes how it ended.
+    /// Records how the connection ended.
     pub(crate) fn ended(self, ended: Result<(), Broken>) {
         match ended {
             Ok(()) => self.recorder.finish(ConnectionEnd::Closed, None),
@@ -219,12 +217,12 @@ impl Session {
     }
 }
 
-/// Tells that a limit was reached.
+/// Reports that a limit was reached.
 pub(crate) fn limit(shared: &Shared, target: &Target, who: &Who, reached: Reached) {
     shared.events.denied(Operation::Limit, target.to_string(), who, &reached.to_string(), None);
 }
 
-/// Breaks the inner side off: its dialling failed after it was connected.
+/// Resets the inner side, because its dialling failed after it was connected.
 pub(crate) fn refuse(inside: TcpStream) {
     break_off(&inside);
 }

@@ -1,7 +1,6 @@
-//! What the first bytes of a program say, and whether they fit the name that it
-//! connected to.
+//! Examines the first bytes of a program, and whether they fit the name that it connected to.
 //!
-//! Must not know: sockets.
+//! This module must not depend on sockets.
 
 use stockade_model::{Host, RawText, Target};
 
@@ -11,35 +10,35 @@ use crate::relay::Watch;
 /// Longest first line that is waited for.
 const LINE_MAX: usize = 8 << 10;
 
-/// What to do with a connection.
+/// Decision about a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum First {
-    /// Too little to say.
+    /// More bytes are needed.
     Undecided,
-    /// Relayed as it is.
+    /// Relayed unchanged.
     Opaque,
-    /// TLS for the right server.
+    /// TLS for the correct server.
     Tls(Hello),
-    /// Requests, to be read one by one.
+    /// Requests, to be parsed one by one.
     Http,
-    /// Broken off.
+    /// Refused.
     Refused(String),
 }
 
-/// Why a connection whose requests are to be read is broken off.
+/// Refusal of a connection whose requests must be parsed.
 pub(crate) const NOT_READ: &str = "requests to this host are looked into, and what is said is neither TLS nor HTTP/1; `inspect.except` leaves it closed";
 
-/// Looks at the first bytes of a connection to this target. `is_read`: its
-/// requests are to be read, so nothing else may pass.
+/// Examines the first bytes of a connection to this target. `is_read`: its requests must be parsed,
+/// so no other protocol may pass.
 ///
-/// `is_counted`: there is a limit of requests, and addresses are looked at for that alone.
+/// `is_counted`: there is a limit of requests, so that addresses are examined too.
 ///
-/// The rules, for names: a client hello must ask for the very name; one that asks
-/// for none is refused, for the server would then choose. An encrypted hello
-/// cannot be told from what browsers send for practice: the outer name counts.
-/// HTTP/1 is read request by request, on every port; HTTP/2 without TLS cannot be
-/// checked and is refused; port 80 carries nothing but HTTP/1. Connections to
-/// addresses are not checked: who agreed to an address agreed to all it serves.
+/// The rules for names are as follows. A client hello must ask for exactly that name. A hello
+/// without a name is refused, because the server would choose. An encrypted hello looks like the
+/// dummy that browsers send, so the outer name counts. HTTP/1 is parsed request by request, on
+/// every port. HTTP/2 without TLS cannot be checked and is refused. Port 80 carries only HTTP/1.
+/// Connections to addresses are not checked, because approval of an address includes all that it
+/// serves.
 pub fn look(bytes: &[u8], target: &Target, is_read: bool, is_counted: bool) -> First {
     let name = target.host.name();
     let is_checked = is_read || name.is_some();
@@ -73,8 +72,8 @@ pub fn look(bytes: &[u8], target: &Target, is_read: bool, is_counted: bool) -> F
     }
 }
 
-/// Looks at a first line that comes in pieces and goes on as it comes. Should it
-/// turn out to be a request, it is too late to check it.
+/// Examines a first line whose pieces are forwarded as they arrive. If it becomes a request, it is
+/// too late to check it.
 pub fn watch(said: &[u8], target: &Target, is_counted: bool) -> Watch {
     match look(said, target, false, is_counted) {
         First::Undecided => Watch::More,
@@ -95,8 +94,8 @@ enum Line {
     Else,
 }
 
-/// The kind of the first line. Generous: whatever a server might take for HTTP
-/// is HTTP here, and read strictly afterwards.
+/// Returns the kind of the first line. Anything that a server might take for HTTP is HTTP here, and
+/// is parsed strictly afterwards.
 fn first_line(bytes: &[u8]) -> Line {
     let start = bytes.iter().position(|b| !matches!(b, b'\r' | b'\n')).unwrap_or(bytes.len());
     let rest = &bytes[start..];

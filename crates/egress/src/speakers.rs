@@ -1,21 +1,21 @@
-//! Whose programs may still have something to say. At the end of a run what they
-//! said before they ended is still sent on, as a kernel would.
+//! Counter of connections whose programs may still send data. At the end of a run, data that
+//! programs wrote before they ended is still sent, as a kernel would do.
 //!
-//! Must not know: what is said.
+//! This module must not depend on the data.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
-/// All of a door.
+/// All such connections of an egress proxy.
 #[derive(Debug, Default)]
 pub(crate) struct Speakers {
     count: AtomicUsize,
     ended: Notify,
 }
 
-/// One of them, until it is dropped.
+/// Guard of such a connection: counts it until dropped.
 #[derive(Debug)]
 pub(crate) struct Speaking(Arc<Speakers>);
 
@@ -25,7 +25,7 @@ impl Speakers {
         Speaking(Arc::clone(self))
     }
 
-    /// Waits until nobody is left.
+    /// Waits until no connection is left.
     pub(crate) async fn all_quiet(&self) {
         loop {
             let ended = self.ended.notified();

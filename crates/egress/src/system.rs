@@ -1,9 +1,9 @@
-//! Looks names up as the host does: its file of hosts, its name servers.
+//! Resolves names like the host: with its hosts file and its name servers.
 //!
-//! Not by the C library: the program is static, and `getaddrinfo` would load
-//! whatever modules the machine has configured into the process that holds all
-//! the power. What only such a module knows (mDNS, directories) is therefore not
-//! found, unless a local name server answers for it, as systemd-resolved does.
+//! The C library is not used, because the program is static. `getaddrinfo` would load every
+//! configured module of the machine into the process with all permissions. Names that only such a
+//! module knows (mDNS, directories) are therefore not found, unless a local name server answers for
+//! it, as systemd-resolved does.
 
 use std::net::IpAddr;
 use std::sync::OnceLock;
@@ -17,12 +17,11 @@ use tokio::runtime::Handle;
 
 use crate::seam::{LookupError, Resolve};
 
-/// How long one name server is waited for, where `/etc/resolv.conf` allows
-/// more.
+/// Time-out for one name server, if `/etc/resolv.conf` permits more.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// The host's `/etc/hosts` and the name servers of its `/etc/resolv.conf`,
-/// read when the first name is looked up.
+/// The host's `/etc/hosts` and the name servers of its `/etc/resolv.conf`, read at the first
+/// lookup.
 #[derive(Debug, Default)]
 pub struct SystemResolver(OnceLock<Result<TokioResolver, String>>);
 

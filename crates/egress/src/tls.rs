@@ -1,7 +1,7 @@
-//! Encrypted traffic that is opened: the door is the server inside and the client
-//! outside, and reads the requests in between.
+//! TLS interception: the egress proxy is the server for the sandbox and the client outside, and
+//! parses the requests in between.
 //!
-//! Must not know: what is done to requests.
+//! This module must not depend on the processing of requests.
 
 use std::io::Cursor;
 use std::sync::Arc;
@@ -20,11 +20,10 @@ use crate::http::exchange::{Refusal, Side};
 use crate::http::stream::Reader;
 use crate::session::Session;
 
-/// How long each side's handshake may take.
+/// Time-out for each side's handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(15);
 
-/// Serves a connection that began with a client hello, all of which is in
-/// `held`.
+/// Serves a connection that began with a client hello, which `held` contains completely.
 pub(crate) async fn serve(session: Session, inside: TcpStream, held: Vec<u8>, outside: TcpStream) {
     let shared = Arc::clone(&session.shared);
     let Some(opening) = shared.edge.opening() else {

@@ -1,7 +1,7 @@
-//! The way outside through somebody else's proxy, as company networks want it:
-//! HTTP CONNECT or SOCKS5. Names are resolved there.
+//! Connections through an external proxy, as company networks require: HTTP CONNECT or SOCKS5. That
+//! proxy resolves the names.
 //!
-//! Must not know: the sandbox, who decides.
+//! This module must not depend on the sandbox or on the code that decides.
 //!
 //! Facts: RFC 9110, 9.3.6 (CONNECT); RFC 1928 and RFC 1929 (SOCKS5).
 
@@ -18,17 +18,17 @@ use crate::dial::{DialFailure, Dialled, look_up, race};
 use crate::http::head::{Response, end_of_head};
 use crate::seam::{Resolve, is_localhost};
 
-/// Bytes of an answer that are looked at together.
+/// Bytes of an answer that are examined together.
 const PEEK: usize = 4 << 10;
 /// Longest user name or password of SOCKS.
 const WORD_MAX: usize = 255;
 
-/// The proxy that a target is reached through; `None`: none.
+/// Returns the upstream proxy for a target, if any.
 pub(crate) fn of<'a>(rules: &'a Egress, target: &Target) -> Option<&'a Upstream> {
     rules.upstream.as_ref().filter(|upstream| !upstream.except.iter().any(|pattern| pattern.names(target)))
 }
 
-/// Whether a name's addresses are looked up here, whatever the port.
+/// Returns whether a name is resolved here for every port.
 pub(crate) fn is_looked_up_here(upstream: Option<&Upstream>, name: &HostName) -> bool {
     let host = Host::Name(name.clone());
     let excepts = |upstream: &Upstream| {
@@ -67,7 +67,7 @@ pub(crate) async fn dial(
     }
 }
 
-/// What a proxy said: yes, or why not.
+/// Answer of a proxy: success, or the reason for a failure.
 type Said = io::Result<Result<(), (Errno, String)>>;
 
 async fn connect(stream: &mut TcpStream, credentials: Option<&[u8]>, target: &Target) -> Said {
@@ -90,7 +90,7 @@ async fn connect(stream: &mut TcpStream, credentials: Option<&[u8]>, target: &Ta
     Ok(Err((errno, format!("answered {} {reason}", answer.status))))
 }
 
-/// Reads a head and nothing of what follows it: that is the server's already.
+/// Reads exactly a head, because the bytes after it come from the server.
 async fn read_head(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     loop {
@@ -153,7 +153,7 @@ async fn socks(stream: &mut TcpStream, credentials: Option<&[u8]>, target: &Targ
     Ok(Err((errno, why.into())))
 }
 
-/// User name and password as SOCKS wants them.
+/// Returns user name and password in the format of SOCKS.
 fn words(credentials: &[u8]) -> Option<Vec<u8>> {
     let at = credentials.iter().position(|byte| *byte == b':')?;
     let (user, password) = (&credentials[..at], &credentials[at + 1..]);

@@ -1,4 +1,4 @@
-//! Who answers questions, seen from the engine.
+//! Interface between the engine and the approver, which answers questions.
 
 use std::collections::BTreeMap;
 use std::io::{PipeReader, PipeWriter, Write, pipe};
@@ -11,29 +11,27 @@ use stockade_model::{Answer, Question};
 
 use crate::HoldId;
 
-/// Someone or something that answers questions.
+/// Port for the person or program that answers questions.
 pub trait Approver: Send {
-    /// Its name, as it stands in the record: `terminal`, `static` ...
+    /// Returns the approver's name as the audit log records it: `terminal`, `static` ...
     fn name(&self) -> String;
 
-    /// Whether it can be asked now; `false` where there is no terminal.
+    /// Returns whether the approver can be asked now; `false` if there is no terminal.
     fn available(&self) -> bool;
 
-    /// Whether one that is not available may be so later, while a command runs:
-    /// calls that lack a power are then told, and refused at once as long as
-    /// nobody is there.
+    /// Returns whether an unavailable approver may become available while a command runs. Held
+    /// calls are then reported, and refused at once as long as no approver is available.
     fn may_come(&self) -> bool {
         false
     }
 
-    /// Puts the question and waits for the answer, no longer than the
-    /// question's time-out. Silence is [`Answer::TimedOut`]. Where `waiting` is
-    /// withdrawn it returns within a second; what it returns counts for nothing
-    /// then.
+    /// Puts the question and waits for the answer, at most for the question's time-out. No answer
+    /// in time is [`Answer::TimedOut`]. If `waiting` is withdrawn, this returns within a second and
+    /// its result is ignored.
     fn ask(&mut self, question: &Question, waiting: &Waiting) -> Answer;
 }
 
-/// Nobody: every question is answered with silence.
+/// Approver that answers no question: each one times out.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Nobody;
 
@@ -51,26 +49,26 @@ impl Approver for Nobody {
     }
 }
 
-/// What an approver may know of a question while it has it: whether anybody
-/// still waits for the answer, and what else is held. Copies share one state.
+/// State of a question that the approver has: whether the question was withdrawn, and which other
+/// calls are held. Copies share one state.
 #[derive(Clone, Debug)]
 pub struct Waiting(Arc<State>);
 
 #[derive(Debug)]
 struct State {
     withdrawn: AtomicBool,
-    /// Wakes who sleeps in poll(2); absent where descriptors have run out.
+    /// Wakes a thread that sleeps in poll(2). Absent if no descriptors were available.
     wake: Option<(PipeReader, PipeWriter)>,
     held: HeldCalls,
 }
 
 impl Waiting {
-    /// A question that waits, beside these held calls.
+    /// Creates the state of a pending question, with the calls held at that time.
     pub fn new(held: HeldCalls) -> Self {
         Self(Arc::new(State { withdrawn: AtomicBool::new(false), wake: pipe().ok(), held }))
     }
 
-    /// Takes the question back. Does not block.
+    /// Withdraws the question. Does not block.
     pub fn withdraw(&self) {
         if !self.0.withdrawn.swap(true, Ordering::AcqRel)
             && let Some((_, writer)) = &self.0.wake
@@ -81,34 +79,34 @@ impl Waiting {
         }
     }
 
-    /// Whether it was taken back: nobody waits for the answer.
+    /// Returns whether the question was withdrawn, so that the answer is no longer needed.
     pub fn is_withdrawn(&self) -> bool {
         self.0.withdrawn.load(Ordering::Acquire)
     }
 
-    /// Becomes readable when the question is taken back. Where there is none,
-    /// [`is_withdrawn`](Self::is_withdrawn) has to be asked now and then.
+    /// Returns a descriptor that becomes readable when the question is withdrawn. If absent, poll
+    /// [`is_withdrawn`](Self::is_withdrawn) instead.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.0.wake.as_ref().map(|(reader, _)| reader.as_fd())
     }
 
-    /// The calls that are held now, those of this question among them.
+    /// Returns the calls held now, including the calls of this question.
     pub fn held(&self) -> &HeldCalls {
         &self.0.held
     }
 }
 
-/// The held calls of a request, as they come and go. Copies share one state.
+/// Calls of a request that are held now. Copies share one state.
 #[derive(Clone, Debug, Default)]
 pub struct HeldCalls(Arc<Mutex<BTreeMap<HoldId, Instant>>>);
 
 impl HeldCalls {
-    /// How many there are.
+    /// Returns the number of held calls.
     pub fn count(&self) -> usize {
         self.lock().len()
     }
 
-    /// How long the oldest has been held.
+    /// Returns how long the oldest call has been held.
     pub fn longest(&self) -> Option<Duration> {
         self.lock().values().min().map(Instant::elapsed)
     }

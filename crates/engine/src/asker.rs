@@ -1,5 +1,5 @@
-//! The thread that has an approver's ear. Questions wait for it in order; the
-//! request goes on meanwhile, so a person may think and nothing else waits.
+//! Thread that talks to the approver. Questions are queued for it in order. The request continues
+//! meanwhile, so that a slow answer delays nothing else.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,24 +13,23 @@ use tracing::{Span, info, info_span, warn};
 use crate::Approver;
 use crate::approver::{HeldCalls, Waiting};
 
-/// How long an approver may take to leave a question that was taken back, for
-/// instance to give a terminal back.
+/// Time-out for an approver to leave a withdrawn question, for example to restore a terminal.
 pub(crate) const LEAVE: Duration = Duration::from_millis(1_500);
 
-/// Asks on behalf of one request.
+/// Sends the questions of one request to the approver.
 pub(crate) struct Asker {
     approver: Arc<Mutex<dyn Approver>>,
     held: HeldCalls,
     answered: Arc<dyn Fn(Given) + Send + Sync>,
-    /// To the thread, once there is one.
+    /// Channel to the thread, once the thread runs.
     line: Option<Sender<(Box<Question>, Waiting)>>,
-    /// The question that the approver has.
+    /// The question that the approver has now.
     current: Option<Current>,
-    /// Those that wait for their turn.
+    /// Questions that wait for the approver.
     queue: VecDeque<Box<Question>>,
 }
 
-/// An answer, on its way back.
+/// Answer on its way back to the driver.
 #[derive(Debug)]
 pub(crate) struct Given {
     pub(crate) digest: Digest,
@@ -45,8 +44,8 @@ struct Current {
 }
 
 impl Asker {
-    /// `answered` is called on the thread, once for every question that reached
-    /// the approver.
+    /// Creates an asker. The thread calls `answered` once for every question that reached the
+    /// approver.
     pub(crate) fn new(
         approver: Arc<Mutex<dyn Approver>>,
         held: HeldCalls,
@@ -55,9 +54,9 @@ impl Asker {
         Self { approver, held, answered: Arc::new(answered), line: None, current: None, queue: VecDeque::new() }
     }
 
-    /// Whether somebody could be asked now. An approver that is busy with our
-    /// own questions is there; one that does not leave a question that was taken
-    /// back, or that is busy with another request's, is not.
+    /// Returns whether the approver can be asked now. An approver that handles a question of this
+    /// request is available. An approver that does not leave a withdrawn question, or that another
+    /// request uses, is not available.
     pub(crate) fn is_available(&self) -> bool {
         if let Some(current) = &self.current {
             return current.withdrawn.is_none_or(|since| since.elapsed() <= LEAVE);
@@ -69,8 +68,7 @@ impl Asker {
         }
     }
 
-    /// Whether somebody could be asked later; not where another request has the
-    /// approver.
+    /// Returns whether the approver may become available later; false if another request uses it.
     pub(crate) fn may_come(&self) -> bool {
         match self.approver.try_lock() {
             Ok(approver) => approver.may_come(),
@@ -79,14 +77,14 @@ impl Asker {
         }
     }
 
-    /// Lines a question up.
+    /// Queues a question.
     pub(crate) fn ask(&mut self, question: Box<Question>) {
         self.queue.push_back(question);
     }
 
-    /// Gives the approver the next question, if it has none. Called when all that
-    /// came of the last answer is done, so that what is told of other held calls
-    /// is true. Without a thread nobody is asked, and the core's deadline says no.
+    /// Gives the approver the next question if it has none. Called after all effects of the last
+    /// answer are applied, so that the list of other held calls is current. If no thread can be
+    /// started, no question is put, and the core's deadline refuses it.
     pub(crate) fn go_on(&mut self) {
         if self.current.is_some() || self.queue.is_empty() || !self.has_thread() {
             return;
@@ -113,7 +111,7 @@ impl Asker {
         self.line.is_some()
     }
 
-    /// Takes a question back.
+    /// Withdraws a question.
     pub(crate) fn withdraw(&mut self, digest: &Digest) {
         self.queue.retain(|question| question.digest != *digest);
         if let Some(current) = self.current.as_mut().filter(|current| current.digest == *digest) {
@@ -121,7 +119,7 @@ impl Asker {
         }
     }
 
-    /// Takes every question back.
+    /// Withdraws every question.
     pub(crate) fn withdraw_all(&mut self) {
         self.queue.clear();
         if let Some(current) = &mut self.current {
@@ -129,12 +127,12 @@ impl Asker {
         }
     }
 
-    /// Notes that the approver is through with a question.
+    /// Records that the approver is done with a question.
     pub(crate) fn is_through_with(&mut self, digest: &Digest) {
         self.current.take_if(|current| current.digest == *digest);
     }
 
-    /// Whether the approver has a question.
+    /// Returns whether the approver has a question.
     pub(crate) fn is_busy(&self) -> bool {
         self.current.is_some()
     }
@@ -156,7 +154,7 @@ fn serve(
         let _span = info_span!("ask", digest = %question.digest).entered();
         let mut approver = approver.lock().unwrap_or_else(PoisonError::into_inner);
         let by = approver.name();
-        // Another request may have had the approver until now.
+        // Another request may have used the approver until now.
         let answer = if waiting.is_withdrawn() { Answer::TimedOut } else { approver.ask(&question, &waiting) };
         drop(approver);
         info!(?answer, by, withdrawn = waiting.is_withdrawn(), "answered");

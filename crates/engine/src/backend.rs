@@ -1,7 +1,7 @@
-//! What makes a sandbox real, seen from the engine.
+//! Interface between the engine and the backend, which builds sandboxes.
 //!
-//! A backend is given a whole plan and adds nothing to it. It must not know
-//! rules, approvers or the log: it builds, holds, releases, reports.
+//! A backend gets a complete plan and adds nothing to it. It must not depend on rules, approvers or
+//! the audit log. It builds the sandbox, holds and releases the command, and reports events.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,47 +12,46 @@ use stockade_model::{
     ConnectionRecord, Denial, EnforcementReport, Grant, Level, Plan, RawText, ReadAccess, Staged, Usage,
 };
 
-/// Builds sandboxes for plans.
+/// Port for the code that builds sandboxes from plans.
 pub trait Backend: Send + Sync {
-    /// Its name, as it stands in plans and outcomes: `native`, `host`.
+    /// Returns the backend's name as plans and outcomes contain it: `native`, `host`.
     fn name(&self) -> &'static str;
 
-    /// Whether an attempt at `level` could really be given `grant`. A power
-    /// that cannot be given is never asked about.
+    /// Returns whether the backend can give `grant` to an attempt at `level`. No question is put
+    /// about a power that cannot be given.
     fn honours(&self, grant: &Grant, level: Level) -> bool;
 
-    /// Whether a command can have a terminal at some of its standard streams and not at
-    /// the others. Where it cannot, [`Io::Terminal`] means all.
+    /// Returns whether some standard streams of a command can be a terminal while the others are
+    /// not. If false, [`Io::Terminal`] means all of them.
     fn mixes_streams(&self) -> bool {
         true
     }
 
-    /// Builds the sandbox and stops just before the command's first
-    /// instruction. Everything that happens later is sent to `events`, the
-    /// end last and exactly once. With `hold`, calls that lack a power wait for
-    /// an answer where the machine can make them; without, they are refused.
+    /// Builds the sandbox and stops just before the command's first instruction. Sends every later
+    /// event to `events`; the end comes last and exactly once. With `hold`, calls that lack a power
+    /// wait for an answer if the machine supports that; without `hold`, they are refused.
     ///
     /// # Errors
-    /// When any layer that the plan asks for cannot be had: nothing ran and
-    /// nothing is left behind (L6).
+    /// [`StartError`] if any layer that the plan requires is unavailable. Nothing ran and nothing
+    /// is left behind (L6).
     fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError>;
 }
 
-/// One sandbox, held before or running its command. Dropping it ends the whole
-/// tree and waits for that.
+/// Sandbox with its command, held or running. The drop ends the whole process tree and waits until
+/// it is gone.
 pub trait Attempt: Send {
-    /// What the kernel really took.
+    /// Returns the protection that the kernel accepted.
     fn enforced(&self) -> &EnforcementReport;
 
-    /// Lets the command run. Called once, after the record is durable.
+    /// Lets the command run. Called once, after the audit record is durable.
     ///
     /// # Errors
-    /// When the sandbox died while it was held.
+    /// [`StartError`] if the sandbox died while it was held.
     fn release(&mut self) -> Result<(), StartError>;
 
-    /// Waits, after the release, until the command's program runs. False where it
-    /// could not be executed: the end that is told says why. A backend that cannot
-    /// know says true at once.
+    /// Waits, after the release, until the command's program runs. Returns false if the program
+    /// could not be executed; the reported end contains the reason. A backend that cannot detect
+    /// this returns true at once.
     fn await_exec(&self) -> bool {
         true
     }
@@ -60,101 +59,98 @@ pub trait Attempt: Send {
     /// Sends a signal to the command's process group; best effort.
     fn signal(&self, signal: i32);
 
-    /// Ends every process of the attempt now. The end is still reported.
+    /// Kills every process of the attempt now. The end is still reported.
     fn kill(&self);
 
-    /// Lets everything of the attempt stand still and tells it as
-    /// [`AttemptEvent::Held`], to be answered like a held call: for a limit that
-    /// only the engine sees passed, its clock. False where that cannot be had;
-    /// nothing is told then.
+    /// Freezes all processes of the attempt and reports this as [`AttemptEvent::Held`], to be
+    /// answered like a held call. Used for a limit that only the engine observes: its clock.
+    /// Returns false if the backend does not support this; nothing is reported then.
     fn stand_still(&self, _limit: &Denial) -> bool {
         false
     }
 
-    /// Answers a call that was told as [`AttemptEvent::Held`]: once for each,
-    /// unless it was withdrawn. Must not block. The powers of an answer to a call
-    /// that is no longer held may be lost with it; whoever waits for the same
-    /// gets them again with an answer of its own. A backend that never holds has
-    /// nothing to answer.
+    /// Answers a call that was reported as [`AttemptEvent::Held`]: once for each call, unless it
+    /// was withdrawn. Must not block. If the call is no longer held, the granted powers may be
+    /// lost; a later call for the same powers gets its own answer. A backend that never holds calls
+    /// ignores this.
     fn answer(&self, _hold: HoldId, _answer: HeldAnswer) {}
 }
 
-/// A held call, unique in its attempt.
+/// Identifier of a held call, unique in its attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HoldId(pub u64);
 
-/// What becomes of a held call.
+/// Answer to a held call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HeldAnswer {
-    /// These powers are added to the attempt, and the call is carried out on
-    /// the very object that was told, if they cover it.
+    /// Adds these powers to the attempt. If they cover the call, it is carried out on exactly the
+    /// object that was reported.
     Granted(Vec<Grant>),
-    /// It fails as a refusal does.
+    /// Makes the call fail like any refused call.
     Refused,
 }
 
-/// Where the command's standard streams go.
+/// Connection of the command's standard streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Io {
     /// The caller's own streams.
     Inherit,
-    /// The same, where one of them at least is a terminal made for the command: it
-    /// becomes the controlling one of the command's session.
+    /// The caller's streams, if at least one is a terminal made for the command. That terminal
+    /// becomes the controlling terminal of the command's session.
     Terminal,
-    /// Standard input is the caller's; output is kept up to this many bytes a
-    /// stream, half from its head and half from its tail, and drained to the
-    /// end.
+    /// Standard input is the caller's. Output is read to its end; up to this many bytes of each
+    /// stream are kept, half from its head and half from its tail.
     Capture {
         /// Bytes kept of each stream.
         limit_bytes: u64,
     },
 }
 
-/// Something that happened in an attempt.
+/// Event of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttemptEvent {
-    /// Something was refused.
+    /// An operation was refused.
     Denied(Denial),
-    /// It went beyond a limit and is to be ended.
+    /// The attempt exceeded a limit and must be ended.
     Breached(Denial),
-    /// A call lacks a power and waits for [`Attempt::answer`]; nothing else of
-    /// the attempt does, but where it is about a limit (`Operation::Limit`): then
-    /// everything stands still. After a refusal of that, [`Breached`](Self::Breached)
-    /// follows where the attempt has to end for it. Equal calls on the same object wait behind the first
-    /// and are not told. Sent only where [`Backend::prepare`] was told to hold.
+    /// A call lacks a power and waits for [`Attempt::answer`]. The rest of the attempt continues,
+    /// unless the call is about a limit (`Operation::Limit`): then everything is frozen. If that is
+    /// refused and the attempt must end, [`Breached`](Self::Breached) follows. Equal calls on the
+    /// same object wait behind the first and are not reported. Sent only if [`Backend::prepare`]
+    /// was called with `hold`.
     Held {
-        /// Which one.
+        /// Identifier of the call.
         id: HoldId,
-        /// What it is about, as a refusal would say it.
+        /// Subject of the call, in the form of a refusal.
         denial: Denial,
     },
-    /// Nobody waits behind this call any more: its processes are gone.
+    /// No process waits for this call any more: its processes are gone.
     Withdrawn(HoldId),
-    /// A connection through the door is over.
+    /// A connection through the egress proxy was closed.
     Connection(Box<ConnectionRecord>),
-    /// A key of the person's ssh agent signed.
+    /// A key of the user's ssh agent signed.
     Signed {
-        /// The grant that let it pass.
+        /// The grant that permitted the signature.
         grant: Grant,
-        /// What was signed.
+        /// The signed object.
         object: RawText,
     },
-    /// A program was executed inside.
+    /// A program was executed in the sandbox.
     Executed {
         /// Process id as the host sees it.
         pid: u32,
         /// Resolved program.
         program: RawText,
     },
-    /// The command, which has a terminal, was stopped by this signal and stands still until
-    /// it is sent SIGCONT.
+    /// This signal stopped the command, which has a terminal. The command stays stopped until it
+    /// gets SIGCONT.
     Stopped(i32),
-    /// It is over. The last event of an attempt.
+    /// The attempt ended. Its last event.
     Ended(AttemptEnd),
 }
 
-/// Where an attempt tells what happens, from any of its threads. An attempt
-/// whose last copy is dropped without an end was lost, and is told so.
+/// Sink for the events of an attempt; any thread may use it. If the last copy is dropped before an
+/// end was sent, the attempt is reported as lost.
 #[derive(Clone)]
 pub struct Events(Arc<Telling>);
 
@@ -164,12 +160,12 @@ struct Telling {
 }
 
 impl Events {
-    /// `tell` must not block: a held command waits meanwhile.
+    /// Creates a sink. `tell` must not block, because a held command waits meanwhile.
     pub fn new(tell: impl Fn(AttemptEvent) + Send + Sync + 'static) -> Self {
         Self(Arc::new(Telling { tell: Box::new(tell), ended: AtomicBool::new(false) }))
     }
 
-    /// Tells one event. After the end nothing more is told.
+    /// Sends one event. Events after the end are dropped.
     pub fn tell(&self, event: AttemptEvent) {
         let last = matches!(event, AttemptEvent::Ended(_));
         let over = if last { self.0.ended.swap(true, Ordering::AcqRel) } else { self.0.ended.load(Ordering::Acquire) };
@@ -180,18 +176,18 @@ impl Events {
 }
 
 impl Events {
-    /// For who must not keep it from being lost.
+    /// Returns a weak copy, which does not delay the report of a lost attempt.
     pub fn downgrade(&self) -> WeakEvents {
         WeakEvents(Arc::downgrade(&self.0))
     }
 }
 
-/// [`Events`] as long as somebody else has them.
+/// Weak copy of [`Events`], valid while another strong copy exists.
 #[derive(Clone)]
 pub struct WeakEvents(Weak<Telling>);
 
 impl WeakEvents {
-    /// Tells one event, unless the attempt is over.
+    /// Sends one event, unless the attempt is over.
     pub fn tell(&self, event: AttemptEvent) {
         if let Some(telling) = self.0.upgrade() {
             Events(telling).tell(event);
@@ -220,35 +216,35 @@ impl fmt::Debug for Events {
     }
 }
 
-/// How an attempt ended.
+/// Result of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptEnd {
-    /// How the command ended.
+    /// End of the command.
     pub end: CommandEnd,
-    /// What it used.
+    /// Resources used.
     pub usage: Usage,
-    /// Captured output, with [`Io::Capture`].
+    /// Captured standard output, with [`Io::Capture`].
     pub stdout: Option<RawText>,
-    /// Captured errors, with [`Io::Capture`].
+    /// Captured standard error, with [`Io::Capture`].
     pub stderr: Option<RawText>,
-    /// True where the middle of an output was dropped.
+    /// True if the middle of an output was dropped.
     pub truncated: bool,
-    /// What it wrote in the workspace, where that waits for a commit.
+    /// Writes of the attempt in the workspace, if they are staged for a commit.
     pub staged: Option<Staged>,
-    /// How many paths it may have changed that undo can restore.
+    /// Number of paths that the attempt may have changed and that undo can restore.
     pub kept_for_undo: u64,
-    /// Files of the project that run code later and that it wrote; bounded by the backend.
+    /// Files of the project that the attempt wrote and that run code later; bounded by the backend.
     #[serde(default)]
     pub project_files: Vec<RawText>,
-    /// What it read, where the plan has that traced; bounded by the backend.
+    /// Files read by the attempt, if the plan enables the trace; bounded by the backend.
     pub reads: Vec<ReadAccess>,
-    /// Whether it may have changed something that lasts, or was given keys of a person:
-    /// then nobody is asked whether it shall run again (L4).
+    /// True if the attempt may have changed persistent state or got keys of the user. In that case
+    /// no question offers to run it again (L4).
     pub acted: bool,
 }
 
 impl AttemptEnd {
-    /// An end of which nothing else is known.
+    /// Creates a result that contains only the end of the command.
     pub fn bare(end: CommandEnd) -> Self {
         Self {
             end,
@@ -265,28 +261,28 @@ impl AttemptEnd {
     }
 }
 
-/// How the command of an attempt ended.
+/// End of the command of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CommandEnd {
-    /// By itself.
+    /// The command exited with this status.
     Exited(i32),
-    /// By a signal.
+    /// This signal killed the command.
     Signaled(i32),
     /// The program was not found; nothing ran.
     NotFound,
     /// The program could not be executed; nothing ran.
     NotExecutable(String),
-    /// The sandbox was lost: its init or supervisor died. Everything in it is
-    /// gone; what it had done is unknown.
+    /// The sandbox was lost: its init or supervisor died. All its processes are gone; their effects
+    /// are unknown.
     Lost(String),
 }
 
-/// Why an attempt could not start. Shown to a person: what, then the remedy.
+/// Error if an attempt cannot start. The user sees the failure, then the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{what}")]
 pub struct StartError {
-    /// What could not be done, and why.
+    /// The failed operation, and the reason.
     pub what: String,
-    /// The one thing to do about it.
+    /// The one remedy.
     pub hint: Option<String>,
 }

@@ -1,10 +1,10 @@
-//! Carries out what the core says, for one request at a time, on the caller's
-//! thread: rules, memory and backend there, the durable record and the approver
-//! on threads of their own. It decides nothing.
+//! Driver that carries out the core's outputs for one request at a time. Rules, memory and backend
+//! run on the caller's thread; the durable record and the approver have threads of their own. The
+//! driver decides nothing.
 //!
-//! The backend's `prepare` and `release` are called on the thread that called
-//! [`Engine::run`], which stays until the request is over: a parent-death
-//! signal is bound to the thread that forked (prctl(2), PR_SET_PDEATHSIG).
+//! The backend's `prepare` and `release` are called on the thread that called [`Engine::run`]. That
+//! thread stays until the request is over, because a parent-death signal is bound to the thread
+//! that forked (prctl(2), PR_SET_PDEATHSIG).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -32,32 +32,31 @@ use crate::{
     Approver, Attempt, AttemptEvent, Backend, Events, HoldId, Interrupts, Io, Reviewer, StartError, exit_code,
 };
 
-/// Has a process go on that was stopped (signal(7)).
+/// Continues a stopped process (signal(7)).
 const SIGCONT: i32 = 18;
 
-/// Everything a request needs. Shared by requests; each has its own
-/// [`run`](Self::run).
+/// Components that a request needs. Requests share them; each has its own [`run`](Self::run).
 #[derive(Clone)]
 pub struct Engine {
-    /// Reads text, applies rules, makes plans.
+    /// Assesses text, applies rules, makes plans.
     pub judge: Arc<dyn Judge>,
     /// Builds sandboxes.
     pub backend: Arc<dyn Backend>,
-    /// Runs commands without one, where that is possible at all.
+    /// Runs commands without a sandbox, if this is possible at all.
     pub host: Option<Arc<dyn Backend>>,
     /// Answers questions, one at a time.
     pub approver: Arc<Mutex<dyn Approver>>,
-    /// Gives an opinion on each question before it is put, where there is one.
+    /// Gives an opinion on each question before it is put, if present.
     pub reviewer: Option<Arc<dyn Reviewer>>,
-    /// Keeps events.
+    /// Stores events.
     pub recorder: Arc<dyn Recorder>,
     /// Remembers answers.
     pub memory: Arc<dyn Memory>,
-    /// Tells the time.
+    /// Returns the time.
     pub clock: Arc<dyn Clock>,
-    /// Who runs Stockade, e.g. `uid 1000`; consent is bound to it.
+    /// User that runs Stockade, e.g. `uid 1000`; consent is bound to it.
     pub user: String,
-    /// Silence of the approver means no after this many milliseconds.
+    /// Time-out of a question in milliseconds; it then counts as refused.
     pub question_timeout_ms: u64,
 }
 
@@ -70,7 +69,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// What reaches the driver from other threads.
+/// Message to the driver from another thread.
 #[derive(Debug)]
 pub(crate) enum Message {
     Interrupted(i32),
@@ -82,8 +81,8 @@ pub(crate) enum Message {
 }
 
 impl Engine {
-    /// Takes one request from its text to its outcome. Blocks; returns when
-    /// nothing of it is alive any more.
+    /// Runs one request from its text to its outcome. Blocks; returns when none of its processes is
+    /// alive.
     pub fn run(&self, request: Request, io: Io, interrupts: Interrupts) -> Outcome {
         let span = info_span!("request", id = %request.id);
         let _entered = span.enter();
@@ -96,7 +95,7 @@ impl Engine {
             .as_ref()
             .map(|reviewer| ReviewerTerms { name: reviewer.name(), timeout_ms: reviewer.timeout_ms() });
         let (held, mailbox) = (HeldCalls::default(), interrupts.sender.clone());
-        // The run may be over: then nobody waits for this answer.
+        // The run may be over, so that the answer is not needed.
         let answered = move |given| drop(mailbox.send(Message::Answered(given)));
         let asker = Asker::new(Arc::clone(&self.approver), held.clone(), answered);
         config.approver_may_come = asker.may_come();
@@ -122,23 +121,23 @@ impl Engine {
     }
 }
 
-/// One request being carried out.
+/// Request that is being carried out.
 struct Driver<'a> {
     engine: &'a Engine,
     request: Request,
     io: Io,
     mailbox: Sender<Message>,
-    /// Inputs that came of outputs at once.
+    /// Inputs that outputs produced immediately.
     queue: VecDeque<Input>,
     attempt: Option<Box<dyn Attempt>>,
-    /// Numbers attempts, so that events of one that was dropped do not count.
+    /// Number of the attempt, so that events of a dropped attempt are ignored.
     attempts: u64,
-    /// The plan of the attempt, for what can be granted.
+    /// Plan of the attempt, to find the powers that can be granted.
     plan: Option<Plan>,
-    /// What remembered refusals name, as it stood at the beginning.
+    /// Powers named by remembered refusals, as of the start of the request.
     refused: Vec<Grant>,
     asker: Asker,
-    /// Told by the backend and not yet answered.
+    /// Reported by the backend and not yet answered.
     held: HeldCalls,
     /// See [`Interrupts::standing_still`].
     stand_still: Option<StandStill>,
@@ -169,8 +168,8 @@ impl Driver<'_> {
         self.engine.clock.monotonic_ms()
     }
 
-    /// Waits for the next message, no longer than to the core's deadline. A
-    /// command without a limit of its own is waited for as long as it runs.
+    /// Waits for the next message until the core's deadline. If the command has no time limit,
+    /// waits as long as it runs.
     fn wait(&mut self, inbox: &Receiver<Message>, deadline_ms: Option<u64>) -> Input {
         loop {
             let message = match deadline_ms {
@@ -183,7 +182,7 @@ impl Driver<'_> {
                 }
                 None => match inbox.recv() {
                     Ok(message) => message,
-                    // Not while `self.mailbox` lives.
+                    // Impossible while `self.mailbox` exists.
                     Err(_) => return Input::Tick,
                 },
             };
@@ -235,8 +234,8 @@ impl Driver<'_> {
                 }
                 AttemptEvent::Ended(mut end) => {
                     end.acted |= self.has_typed.as_ref().is_some_and(|has_typed| has_typed());
-                    // Reaped here, so that nothing of it is alive when the core
-                    // hears of its end.
+                    // Reaped here, so that none of its processes is alive when the core learns of
+                    // the end.
                     self.attempt = None;
                     self.held.clear();
                     Input::Ended(Box::new(end))
@@ -245,23 +244,23 @@ impl Driver<'_> {
         })
     }
 
-    /// What may be asked for after a refusal: all that it takes can be given, or
-    /// nothing is asked.
+    /// Returns the powers that may be requested after a refusal: all that are necessary if the
+    /// backend can give them, otherwise none.
     fn powers(&self, denial: &Denial) -> Vec<Grant> {
         let (Some(plan), Some(grant)) = (&self.plan, &denial.grant) else { return Vec::new() };
         self.honoured(plan, self.engine.judge.escalation(&self.request, plan, grant))
     }
 
-    /// What may be offered for the directory around the file of `grant`, or the
-    /// domain around its host.
+    /// Returns the powers that may be offered for the directory of the file of `grant`, or for the
+    /// domain of its host.
     fn directory(&self, grant: &Grant) -> Vec<Grant> {
         let Some(plan) = &self.plan else { return Vec::new() };
         self.honoured(plan, self.engine.judge.directory(&self.request, plan, grant))
     }
 
-    /// A refusal as it is told: one of what nobody can agree to offers no grant, and
-    /// a connection that a rule refuses names that rule and why. (The lists of the
-    /// plan, by which it was refused, hold what rules say without their names.)
+    /// Returns a refusal in the form to report. A power that cannot be approved offers no grant. A
+    /// connection that a rule refuses names that rule and its reason, because the plan's lists
+    /// contain the rules without their names.
     fn told(&self, mut denial: Denial) -> Denial {
         let judge = &self.engine.judge;
         let decision = match (&denial.grant, denial.operation) {
@@ -276,7 +275,7 @@ impl Driver<'_> {
         denial
     }
 
-    /// The rule that refuses a connection.
+    /// Returns the rule that refuses a connection.
     fn refusing_rule(&self, denial: &Denial) -> Option<Decision> {
         let target = denial.object.to_str()?.parse().ok()?;
         let grant = Some(Grant::connect(&target));
@@ -285,7 +284,7 @@ impl Driver<'_> {
         (rule.decision.verdict == Verdict::Deny).then_some(rule.decision)
     }
 
-    /// What the rules say; an `allow` of what cannot be given says nothing.
+    /// Returns the result of the rules; an `allow` of powers that cannot be given is dropped.
     fn held_rule(&self, denial: &Denial) -> Option<HeldRule> {
         let plan = self.plan.as_ref()?;
         let mut rule = self.engine.judge.held_rule(&self.request, plan, denial)?;
@@ -293,7 +292,7 @@ impl Driver<'_> {
         (rule.decision.verdict != Verdict::Allow || !rule.powers.is_empty()).then_some(rule)
     }
 
-    /// The group of hosts that may be offered beside the host of `grant`.
+    /// Returns the group of hosts that may be offered together with the host of `grant`.
     fn group(&self, grant: &Grant) -> Option<GroupOffer> {
         let plan = self.plan.as_ref()?;
         let offer = self.engine.judge.group(&self.request, plan, grant)?;
@@ -306,13 +305,13 @@ impl Driver<'_> {
         if powers.iter().all(honours) { powers } else { Vec::new() }
     }
 
-    /// The backend for a plan: without a sandbox it is another one.
+    /// Returns the backend for a plan; a plan without a sandbox has another backend.
     fn backend(&self, plan: &Plan) -> Option<&dyn Backend> {
         if plan.profile.sandboxed { Some(self.engine.backend.as_ref()) } else { self.engine.host.as_deref() }
     }
 
-    /// Carries out the outputs of one step in order. Neighbouring events are
-    /// written together; when they cannot be, nothing after them happens.
+    /// Carries out the outputs of one step in order. Adjacent events are written together. If the
+    /// write fails, the outputs after them are dropped.
     fn carry_out(&mut self, outputs: Vec<Output>) -> Option<Outcome> {
         let mut events = Vec::new();
         for output in outputs {
@@ -478,7 +477,7 @@ impl Driver<'_> {
         Some(Input::NotRemembered(failed.to_string()))
     }
 
-    /// On a thread of its own: the sandbox is built meanwhile.
+    /// Commits on a thread of its own, because the sandbox is built meanwhile.
     fn commit(&self, number: u64) -> Option<Input> {
         let (recorder, mailbox) = (Arc::clone(&self.engine.recorder), self.mailbox.clone());
         let span = info_span!("commit", number);
@@ -494,8 +493,8 @@ impl Driver<'_> {
         spawned.err().map(|error| Input::RecordFailed(format!("no thread to commit on: {error}")))
     }
 
-    /// Asks the reviewer, on a thread of its own. What will be sent is written
-    /// to the record first; where it cannot be, nothing is sent.
+    /// Asks the reviewer on a thread of its own. The text to send is recorded first. If this fails,
+    /// nothing is sent.
     fn review(&self, question: &Question) -> Option<Input> {
         let reviewer = Arc::clone(self.engine.reviewer.as_ref()?);
         let (by, digest) = (reviewer.name(), question.digest.clone());
@@ -529,7 +528,7 @@ impl Driver<'_> {
                 Err(why) => Review::failed(by, why),
             };
             debug!(?review, took_ms, "reviewed");
-            // The run may be over: then nobody waits for this opinion.
+            // The run may be over, so that the opinion is not needed.
             let reviewed = Reviewed { review, response: reply.response, took_ms, ..reviewed };
             let _ = mailbox.send(Message::Reviewed(Box::new(reviewed)));
         };
@@ -543,7 +542,7 @@ impl Driver<'_> {
         self.plan = Some(plan.clone());
         self.attempts += 1;
         let (number, mailbox) = (self.attempts, self.mailbox.clone());
-        // The run may be over: then nobody needs to know.
+        // The run may be over, so that the event is not needed.
         let events = Events::new(move |event| drop(mailbox.send(Message::Attempt { number, event: Box::new(event) })));
         let Some(backend) = self.backend(plan) else {
             return Input::PrepareFailed("nothing here runs commands without a sandbox".to_owned());
@@ -561,7 +560,8 @@ impl Driver<'_> {
         Input::Prepared(enforced)
     }
 
-    /// Nothing started where the program could not be executed; its end follows.
+    /// Releases the command. If its program could not be executed, nothing started; the end
+    /// follows.
     fn release(&mut self) -> Option<Input> {
         let _span = info_span!("release").entered();
         match self.attempt.as_mut().map(|attempt| attempt.release().map(|()| attempt.await_exec())) {
@@ -571,8 +571,8 @@ impl Driver<'_> {
         }
     }
 
-    /// After an interrupt or a time-out an approver may still hold the
-    /// terminal: it is given a moment to put it back.
+    /// Gives the approver time to restore the terminal, which it may still use after an interrupt
+    /// or a time-out.
     fn let_approver_leave(&mut self, inbox: &Receiver<Message>) {
         self.asker.withdraw_all();
         let until = Instant::now() + LEAVE;

@@ -1,21 +1,21 @@
-//! What a caller's exit status will be. Public API: scripts rely on it.
+//! Exit statuses that callers see. Public API: scripts rely on it.
 
 use stockade_model::{Outcome, Status};
 
-/// The command's time ran out.
+/// The command's time limit passed.
 pub const TIMED_OUT: i32 = 124;
-/// Stockade could not do its part; nothing ran, or it was stopped safely.
+/// Stockade failed; nothing ran, or the command was stopped safely.
 pub const FAILED: i32 = 125;
-/// Policy or a person said no, or the program cannot be executed; nothing ran.
+/// The policy or a person refused, or the program cannot be executed; nothing ran.
 pub const REFUSED: i32 = 126;
 /// The program was not found; nothing ran.
 pub const NOT_FOUND: i32 = 127;
 
-/// The exit status that stands for an outcome: the command's own, or one of
-/// the constants of this module, or 128 + n for a signal.
+/// Returns the exit status for an outcome: the command's own, or one of the constants of this
+/// module, or 128 + n for a signal.
 ///
-/// A status `error` with an exit code is a program that was not found (127) or
-/// cannot be executed (126); every other `error` is 125.
+/// A status `error` with an exit code means a program that was not found (127) or cannot be
+/// executed (126). Every other `error` is 125.
 pub fn exit_code(outcome: &Outcome) -> i32 {
     let by_signal = outcome.signal.map(|n| 128 + n);
     match outcome.status {

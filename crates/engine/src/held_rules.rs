@@ -1,10 +1,9 @@
-//! What the rules about files and hosts say of a power that a held call lacks, and
-//! what no rule and nobody gives.
+//! Applies the rules about files and hosts to a power that a held call lacks, and finds powers that
+//! cannot be approved at all.
 //!
-//! A power is one thing: `write` changes, creates and removes, so a rule that
-//! denies any of these denies the power, and only rules that allow all of them
-//! give it. Must not know modes beyond what the rules make of them, nor who is
-//! asked.
+//! A power is indivisible: `write` changes, creates and removes. A rule that denies any of these
+//! denies the power, and only rules that allow all of them give it. This module must not interpret
+//! approval modes beyond their effect on the rules, nor know the approver.
 
 use std::path::Path;
 
@@ -13,7 +12,7 @@ use stockade_policy::{Act, Circumstances, Rule, Settings, Stage, acts_of_power, 
 
 use crate::seams::HeldRule;
 
-/// What the rules say of a held call and the powers it needs.
+/// Returns the result of the rules for a held call and the powers it needs.
 pub fn of(
     settings: &Settings,
     request: &Request,
@@ -51,12 +50,12 @@ pub fn of(
     Some(HeldRule { decision, powers })
 }
 
-/// Refuses what nobody can agree to.
+/// Returns a refusal of a power that cannot be approved.
 pub fn governed(settings: &Settings, request: &Request, power: &Grant) -> Option<Decision> {
     settings.decide_governed(request.workspace.as_path(), power)
 }
 
-/// Whether a rule denies this power, or nobody can agree to it.
+/// Returns whether a rule denies this power, or it cannot be approved.
 pub fn denies(settings: &Settings, request: &Request, power: &Grant, around: &Circumstances) -> bool {
     let denied = |said: Option<Decision>| said.is_some_and(|said| said.verdict == Verdict::Deny);
     let of_signing = |wanted: &SignUse| settings.decide_signing_by_rule(wanted, &stage(request), around);
@@ -68,7 +67,7 @@ pub fn denies(settings: &Settings, request: &Request, power: &Grant, around: &Ci
                 || power.sign_use().is_some_and(|wanted| denied(of_signing(wanted))))
 }
 
-/// Whether some rule may give powers to held calls.
+/// Returns whether some rule may give powers to held calls.
 pub fn give(settings: &Settings) -> bool {
     settings.rules().any(Rule::gives_powers)
 }
@@ -77,7 +76,7 @@ fn by(settings: &Settings, request: &Request, act: &Act<'_>, around: &Circumstan
     settings.decide_by_rule(*act, &stage(request), around)
 }
 
-/// Where the acts of a request happen, and with what powers.
+/// Returns the location of a request's acts, and their powers.
 pub fn stage(request: &Request) -> Stage<'_> {
     Stage {
         cwd: request.cwd.as_path(),
@@ -88,7 +87,7 @@ pub fn stage(request: &Request) -> Stage<'_> {
     }
 }
 
-/// The same power over another path.
+/// Returns the same power for another path.
 fn with_path(power: &Grant, path: &Path) -> Option<Grant> {
     match power {
         Grant::Write(_) => Some(Grant::Write(path.to_owned())),

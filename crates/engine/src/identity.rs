@@ -1,7 +1,7 @@
-//! Which program a remembered approval was for: if the program changes, or a file that
-//! an interpreter or a wrapper among its words was given, the approval no longer fits
-//! and somebody is asked again. Where that cannot be told, nothing is remembered. Only
-//! consent rests on this, never containment.
+//! Identity of the program that a remembered approval is for. The identity covers the program and
+//! each file that an interpreter or wrapper in the command runs. If any of them changes, the
+//! approval no longer applies and a question is put again. If the files cannot be determined, no
+//! approval is remembered. Only consent depends on this, never containment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -16,15 +16,15 @@ use stockade_shell::Takes;
 
 use crate::mountinfo::Served;
 
-/// Files up to this size are bound by content; larger ones by identity and
-/// times, so that an assessment never reads a large binary.
+/// Files up to this size are bound by content; larger files by identity and times, so that an
+/// assessment never reads a large binary.
 const CONTENT_LIMIT_BYTES: u64 = 256 << 10;
-/// Most words of a command that are looked at for files, and most files that are bound.
+/// Most words of a command that are checked for files, and most files that are bound.
 const MAX_WORDS: usize = 2_000;
 const MAX_FILES: usize = 64;
-/// What changes the directory that later words are relative to.
+/// Words that change the directory of later relative paths.
 const MOVES: &[&[u8]] = &[b"cd", b"pushd", b"popd", b"-C", b"--chdir", b"--directory"];
-/// Files from which a program reads what it runs without being told.
+/// Files that a program reads its code from without an argument.
 const IMPLICIT: &[(&str, &[&str])] = &[
     ("make", &["GNUmakefile", "makefile", "Makefile"]),
     ("gmake", &["GNUmakefile", "makefile", "Makefile"]),
@@ -34,15 +34,14 @@ const IMPLICIT: &[(&str, &[&str])] = &[
     ("pnpm", &["package.json"]),
     ("yarn", &["package.json"]),
 ];
-/// Bytes that a shell or an interpreter reads as something else than part of a name.
+/// Bytes that a shell or an interpreter does not read as part of a name.
 const BORDERS: &[u8] = b" \t\r\n'\"`;&|()<>{}[]=,";
-/// Bytes that stand for what is not in the text.
+/// Bytes that stand for content outside the text.
 const DYNAMIC: &[u8] = b"$`*?~";
-/// Findings of the text by which it is not known what would run.
+/// Findings in the text that make the program to run unknown.
 const UNREAD: &[&str] = &["not-understood", "too-much-to-review", "too-deep", "dynamic-program", "calls-function"];
 
-/// Findings by which a program may run a file that its words name, whatever the file's
-/// mode.
+/// Findings that a program may run a file named in its words, whatever the file's mode.
 const RUNS_NAMED: &[&str] = &[
     "unknown-program",
     "unknown-use",
@@ -54,25 +53,25 @@ const RUNS_NAMED: &[&str] = &[
     "persists",
 ];
 
-/// What an approval of a run would be bound to.
+/// Identity that an approval of a run would be bound to.
 pub(crate) struct Identity {
-    /// Of the program, and of the files that it would run.
+    /// Digest of the program, and of the files that it would run.
     pub digest: Digest,
-    /// Whether that is all that would run.
+    /// True if the digest covers everything that would run.
     pub is_whole: bool,
 }
 
-/// What a plan would run.
+/// The program of a plan.
 pub(crate) struct Program<'a> {
-    /// Its words, and as they were asked for.
+    /// The final words, and the command as requested.
     pub argv: &'a [RawText],
     pub command: &'a Command,
-    /// Where it would be looked for.
+    /// Variables and directory to find the program.
     pub environment: &'a BTreeMap<String, RawText>,
     pub cwd: &'a Path,
 }
 
-/// Digest of what the program of a plan is now.
+/// Returns the identity of the program of a plan as it is now.
 pub(crate) fn identity(program: &Program<'_>, assessment: &Assessment, takes: Takes) -> Identity {
     let Program { argv, command, environment, cwd } = *program;
     let served = Served::beside(cwd);
@@ -87,7 +86,7 @@ pub(crate) fn identity(program: &Program<'_>, assessment: &Assessment, takes: Ta
         search.program(Some(program.as_path()));
     }
     let is_script = matches!(command, Command::Script(_));
-    // Of a script the first word is the shell that it is given to, whose code it is.
+    // The first word of a script is the shell, which runs the script's code.
     let first = argv.first().filter(|_| !is_script);
     let all = || programs.iter().copied().chain(first);
     let interpreted = all().any(|program| name_of(program).is_some_and(|name| runs_others(&name).is_some()));
@@ -103,7 +102,7 @@ pub(crate) fn identity(program: &Program<'_>, assessment: &Assessment, takes: Ta
         search.words(&words, is_script, interpreted && !found_code, interpreted || by_path);
     } else {
         let has = |codes: &[&str]| assessment.findings.iter().any(|found| codes.contains(&found.code.as_str()));
-        // What git runs is its hooks; the files that it is given are data.
+        // Git runs its hooks; the files in its arguments are data.
         let is_git = all().any(|program| name_of(program).as_deref() == Some("git"));
         search.started_by_unknown(&words, has(RUNS_NAMED) || (has(&["runs-code"]) && !is_git));
     }
@@ -114,13 +113,13 @@ pub(crate) fn identity(program: &Program<'_>, assessment: &Assessment, takes: Ta
     }
 }
 
-/// Digest of the directory that answers about a workspace are bound to: another one that
-/// later stands at the same path is another workspace.
+/// Returns the digest of the directory that answers about a workspace are bound to. Another
+/// directory that is later at the same path is another workspace.
 pub fn workspace_identity(workspace: &Path) -> Digest {
     let text = fs::metadata(workspace).map_or_else(
         |_| String::new(),
         |found| {
-            // An inode that was freed is given away again: its birth tells the two apart.
+            // An inode number can be reused after it was freed; the birth time differs.
             let born = found.created().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
             format!("{}:{}:{:?}", found.dev(), found.ino(), born)
         },
@@ -128,11 +127,11 @@ pub fn workspace_identity(workspace: &Path) -> Digest {
     Digest::of_fields("stockade-workspace-1", [text.as_bytes()])
 }
 
-/// The files that a command would run, as they are found.
+/// Search for the files that a command would run.
 struct Search<'a> {
     environment: &'a BTreeMap<String, RawText>,
     cwd: &'a Path,
-    /// What is not looked at: nobody may ever answer.
+    /// Paths that are not examined, because the access may block forever.
     served: Served,
     files: BTreeSet<PathBuf>,
     is_whole: bool,
@@ -145,7 +144,8 @@ impl Search<'_> {
         }
     }
 
-    /// What is there; where that cannot be told, it is not known what would run.
+    /// Returns the metadata of a path. If the path cannot be examined, the program to run counts as
+    /// unknown.
     fn look_at(&mut self, path: &Path) -> Option<fs::Metadata> {
         if self.served.holds(path) {
             self.is_whole = false;
@@ -166,7 +166,8 @@ impl Search<'_> {
         }
     }
 
-    /// Binds what a program reads its code from without being told. Whether there is any.
+    /// Binds the files that a program reads its code from without an argument. Returns whether one
+    /// exists.
     fn implicit<'p>(&mut self, programs: impl Iterator<Item = &'p RawText>) -> bool {
         let mut found = false;
         for name in programs.filter_map(name_of) {
@@ -180,8 +181,8 @@ impl Search<'_> {
         found
     }
 
-    /// Binds what a program of which nothing is known may start: files that can be
-    /// executed, and every file where it may run one or an interpreter is among the words.
+    /// Binds the files that an unknown program may start. These are executable files, or every file
+    /// if the program may run one or an interpreter is among the words.
     fn started_by_unknown(&mut self, words: &[&[u8]], runs_named: bool) {
         let names = |word: &[u8]| name_of(&RawText::from(word)).is_some_and(|name| runs_others(&name).is_some());
         let all = runs_named || words.iter().any(|word| names(word));
@@ -200,13 +201,13 @@ impl Search<'_> {
         }
     }
 
-    /// Binds every file that is named among the words. Where `needs_code`, it must be in
-    /// the words or in such a file; where files are run, the words must tell which.
+    /// Binds every file that is named in the words. If `needs_code`, the code must be in the words
+    /// or in such a file. If `runs_files`, the words must name the files.
     fn words(&mut self, words: &[&[u8]], is_script: bool, needs_code: bool, runs_files: bool) {
         let (mut found_code, mut moved, mut dynamic) = (false, false, false);
         let mut seen = 0;
         for word in words {
-            // Code in a word of its own, as `-c CODE` has it, is bound by the text.
+            // Code in a word of its own, as in `-c CODE`, is bound by the text.
             found_code |= match is_script {
                 true => word.iter().any(|byte| b"'\"".contains(byte)),
                 false => word.iter().any(|byte| b" \t\n();".contains(byte)),
@@ -227,13 +228,13 @@ impl Search<'_> {
     }
 }
 
-/// The pieces of a word that may name files.
+/// Returns the pieces of a word that may name files.
 fn pieces_of(word: &[u8]) -> impl Iterator<Item = &[u8]> {
     word.split(|byte| BORDERS.contains(byte)).filter(|piece| !piece.is_empty())
 }
 
-/// The files that a piece of a word may name: itself, what is attached to an option as
-/// in `-fFILE`, and what stands behind a mark as in `+!FILE` or `@FILE`.
+/// Returns the files that a piece of a word may name. These are the piece itself, the part
+/// after an option (`-fFILE`), and the part after a mark (`+!FILE`, `@FILE`).
 fn paths_in(piece: &[u8], cwd: &Path) -> BTreeSet<PathBuf> {
     let attached = piece.strip_prefix(b"-").and_then(|option| option.get(1..)).unwrap_or_default();
     let marks = piece.iter().take_while(|byte| b"+!@".contains(byte)).count();
@@ -244,7 +245,7 @@ fn paths_in(piece: &[u8], cwd: &Path) -> BTreeSet<PathBuf> {
         .collect()
 }
 
-/// The canonical paths of the files that the words of a command name: all files that an approval
+/// Returns the canonical paths of the files that the words of a command name: all files that an approval
 /// may be bound to, and those in lists with colons. Paths that `served` holds are not looked at.
 pub fn files_named<'w>(words: impl Iterator<Item = &'w [u8]>, cwd: &Path, served: &Served) -> BTreeSet<PathBuf> {
     let listed = |piece: &'w [u8]| {
@@ -262,7 +263,7 @@ fn name_of(program: &RawText) -> Option<String> {
     Some(program.to_str()?.rsplit('/').next()?.to_owned())
 }
 
-/// Where execvp(3) would find it.
+/// Returns the path at which execvp(3) would find the program.
 fn resolve(program: &Path, environment: &BTreeMap<String, RawText>, cwd: &Path) -> PathBuf {
     if program.as_os_str().as_bytes().contains(&b'/') {
         return cwd.join(program);
@@ -275,8 +276,8 @@ fn resolve(program: &Path, environment: &BTreeMap<String, RawText>, cwd: &Path) 
         .unwrap_or_else(|| program.to_owned())
 }
 
-/// Path, file, size and times; content too where it is small. A file that
-/// cannot be read is bound by what can be seen of it.
+/// Returns path, file, size and times; for a small file also its content. An unreadable file is
+/// bound by its visible attributes.
 fn fingerprint(path: &Path) -> Vec<u8> {
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut text = RawText::from(path.as_path()).escaped_reversibly();
@@ -295,7 +296,7 @@ fn fingerprint(path: &Path) -> Vec<u8> {
     if found.is_file() && found.size() <= CONTENT_LIMIT_BYTES {
         bytes.push(0);
         if let Ok(file) = File::open(&path) {
-            // What was read before an error still binds.
+            // Bytes read before an error still bind.
             let _ = file.take(CONTENT_LIMIT_BYTES).read_to_end(&mut bytes);
         }
     }
@@ -377,7 +378,7 @@ mod tests {
         }
     }
 
-    /// Whatever starts the script: where the answer is kept, the script is bound by it.
+    /// However the script is started: if the answer is remembered, it is bound to the script.
     #[test]
     fn no_answer_outlives_a_script_that_was_replaced() {
         let Ok(directory) = tempfile::tempdir() else { panic!("no directory") };
@@ -407,7 +408,7 @@ mod tests {
             }
         }
         assert!(wrong.is_empty(), "kept for another script:\n{wrong}");
-        // Control: answers are kept where the script is known.
+        // Control: answers are remembered if the script is known.
         assert!(rows > 100 && kept > 40, "{kept} of {rows} are kept");
     }
 

@@ -1,30 +1,30 @@
-//! What a run hears of while it goes on: signals that arrived at its process, and that its
-//! command was stopped at its terminal. Decides nothing.
+//! Events that a run receives from outside while it runs: signals to its process, and stops of its
+//! command at the terminal. Decides nothing.
 
 use std::fmt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::driver::Message;
 
-/// Interrupts a run; from a signal handler's thread, for instance.
+/// Interrupts a run, for example from a signal handler's thread.
 #[derive(Clone, Debug)]
 pub struct Interrupter(Sender<Message>);
 
 impl Interrupter {
-    /// Says that this signal arrived. The first goes on to the command, the
-    /// second ends it. False when the run is over.
+    /// Reports that this signal arrived. The first signal is passed to the command; the second ends
+    /// the command. Returns false if the run is over.
     pub fn interrupt(&self, signal: i32) -> bool {
         self.0.send(Message::Interrupted(signal)).is_ok()
     }
 }
 
-/// Called when the command was stopped; it goes on when that returns.
+/// Function to call when the command was stopped; the command continues when it returns.
 pub(crate) type StandStill = Box<dyn Fn() + Send>;
 
-/// Whether a person has typed something for the command.
+/// Function that returns whether the user has typed input for the command.
 pub(crate) type HasTyped = Box<dyn Fn() -> bool + Send>;
 
-/// The receiving end of an [`Interrupter`], for one run.
+/// Receiving end of an [`Interrupter`], for one run.
 pub struct Interrupts {
     pub(crate) sender: Sender<Message>,
     pub(crate) receiver: Receiver<Message>,
@@ -33,15 +33,15 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// What the run does where its command, which has a terminal, was stopped by a signal:
-    /// it returns when that is to go on. Without this it stays.
+    /// Sets the function to call when a signal stopped the command, which has a terminal. The
+    /// command continues when the function returns. Without it the command stays stopped.
     #[must_use]
     pub fn standing_still(self, stand_still: impl Fn() + Send + 'static) -> Self {
         Self { stand_still: Some(Box::new(stand_still)), ..self }
     }
 
-    /// How the run learns whether a person typed something for its command: such a
-    /// command is not run again. Without this nobody types.
+    /// Sets the function that returns whether the user typed input for the command; such a command
+    /// is not run again. Without it no input is assumed.
     #[must_use]
     pub fn typed(self, has_typed: impl Fn() -> bool + Send + 'static) -> Self {
         Self { has_typed: Some(Box::new(has_typed)), ..self }
@@ -54,7 +54,7 @@ impl fmt::Debug for Interrupts {
     }
 }
 
-/// A way to interrupt one run. Signals sent before the run begins count.
+/// Creates both ends for one run. Signals sent before the run begins count.
 pub fn interrupts() -> (Interrupter, Interrupts) {
     let (sender, receiver) = channel();
     (Interrupter(sender.clone()), Interrupts { sender, receiver, stand_still: None, has_typed: None })

@@ -1,19 +1,19 @@
-//! What a remembered answer is bound to (L5).
+//! Keys that remembered answers are bound to (L5).
 //!
-//! An approval is bound narrowly: to everything the person saw and everything
-//! that could change what they saw. A refusal is bound widely, so that a change
-//! of environment, profile or policy does not wear a "never" away.
+//! An approval is bound narrowly: to everything the person saw, and everything that could change
+//! the displayed text. A refusal is bound widely, so that a change of environment, profile or
+//! policy does not cancel it.
 //!
-//! There is no namespace for runs without a sandbox: that consent cannot be
-//! remembered, so no remembered answer can ever stand in for it (L1).
+//! There is no namespace for runs without a sandbox. That consent cannot be remembered, so that no
+//! remembered answer can replace it (L1).
 
 use stockade_model::{Command, Digest, Grant, Level, Plan, RawText, Request};
 
-/// Which kind of question an answer belongs to. An approval in one never
-/// answers a question of another.
+/// Kind of question that an answer belongs to. An approval of one kind never answers a question of
+/// another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Namespace {
-    /// May this command run, in its sandbox?
+    /// May this command run in its sandbox?
     Run,
     /// May a command have this power from the start?
     Grant,
@@ -22,7 +22,7 @@ pub enum Namespace {
 }
 
 impl Namespace {
-    /// Its name in the store.
+    /// Returns its name in the store.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Run => "run",
@@ -32,36 +32,35 @@ impl Namespace {
     }
 }
 
-/// Finds one remembered answer. Sessions are not part of the digest: the
-/// memory compares the session itself where the answer's scope asks for it.
+/// Key of one remembered answer. The digest does not contain the session: the memory compares the
+/// session itself if the answer's scope requires it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// Which kind of question.
+    /// The kind of question.
     pub namespace: Namespace,
-    /// What it is bound to.
+    /// Digest of the bound data.
     pub digest: Digest,
-    /// Whether this key finds refusals; the others find approvals.
+    /// True if this key finds refusals, false if it finds approvals.
     pub refusal: bool,
 }
 
-/// What approvals of a run are bound to, beside the plan.
+/// Data that approvals of a run are bound to, besides the plan.
 #[derive(Clone, Copy, Debug)]
 pub struct RunBinding<'a> {
-    /// Version of the policy that asked.
+    /// Version of the policy that required the question.
     pub policy: &'a Digest,
-    /// Who runs Stockade, e.g. `uid 1000`.
+    /// User that runs Stockade, e.g. `uid 1000`.
     pub user: &'a str,
     /// The whole profile.
     pub profile: &'a Digest,
-    /// Identity of the program and of a script named to it.
+    /// Identity of the program and of a script in its arguments.
     pub identity: &'a Digest,
 }
 
-/// The key of an approval to run `plan`.
+/// Returns the key of an approval to run `plan`.
 ///
-/// Bound to the command's bytes, argv, working directory, effective
-/// environment, workspace, whole profile, grants, level, backend, program
-/// identity, policy and user.
+/// The key is bound to the command's bytes, argv, working directory, effective environment,
+/// workspace, whole profile, grants, level, backend, program identity, policy and user.
 pub fn run_approval(request: &Request, plan: &Plan, binding: RunBinding<'_>) -> Key {
     let mut fields = command_fields(&request.command);
     fields.push(counted(plan.argv.iter().map(RawText::as_bytes)));
@@ -78,8 +77,8 @@ pub fn run_approval(request: &Request, plan: &Plan, binding: RunBinding<'_>) -> 
     key(Namespace::Run, false, &fields)
 }
 
-/// The key of a refusal to run a command in a workspace: bound to its bytes,
-/// the workspace and the user alone.
+/// Returns the key of a refusal to run a command in a workspace. The key is bound only to its
+/// bytes, the workspace and the user.
 pub fn run_refusal(request: &Request, user: &str) -> Key {
     let mut fields = command_fields(&request.command);
     fields.push(request.workspace.as_bytes().to_vec());
@@ -87,27 +86,27 @@ pub fn run_refusal(request: &Request, user: &str) -> Key {
     key(Namespace::Run, true, &fields)
 }
 
-/// What a remembered power is bound to, beside the power itself. The command
-/// is not part of it: a power agreed to for a session serves every command of
-/// that session in the same workspace, profile and level.
+/// Data that a remembered power is bound to, besides the power itself. The command is not included.
+/// A power approved for a session applies to every command of that session in the same workspace,
+/// profile and level.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrantContext {
     /// Root of the workspace.
     pub workspace: RawText,
-    /// Which directory that is; see [`workspace_identity`](crate::workspace_identity).
+    /// Identity of that directory; see [`workspace_identity`](crate::workspace_identity).
     pub directory: Digest,
     /// Name of the profile.
     pub profile: String,
-    /// Level enforced.
+    /// Enforced level.
     pub level: Level,
     /// Version of the policy.
     pub policy: Digest,
-    /// Who runs Stockade.
+    /// User that runs Stockade.
     pub user: String,
 }
 
 impl GrantContext {
-    /// The key of an approval of one power.
+    /// Returns the key of an approval of one power.
     pub fn approval(&self, namespace: Namespace, grant: &Grant) -> Key {
         let fields = [
             grants_field(std::slice::from_ref(grant)),
@@ -121,7 +120,7 @@ impl GrantContext {
         key(namespace, false, &fields)
     }
 
-    /// The key of a refusal of exactly these powers together.
+    /// Returns the key of a refusal of exactly these powers together.
     pub fn refusal(&self, namespace: Namespace, grants: &[Grant]) -> Key {
         let fields = [grants_field(grants), self.workspace.as_bytes().to_vec(), self.user.clone().into_bytes()];
         key(namespace, true, &fields)
@@ -147,7 +146,7 @@ fn grants_field(grants: &[Grant]) -> Vec<u8> {
     counted(texts.iter().map(String::as_bytes))
 }
 
-/// A list as one field: each item with its length, so that borders count.
+/// Encodes a list as one field. Each item has its length in front, so that the boundaries count.
 fn counted<'a>(items: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut out = Vec::new();
     for item in items {

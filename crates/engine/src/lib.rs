@@ -1,7 +1,7 @@
-//! The engine: a request's way from its text to its outcome.
+//! The engine processes a request from its text to its outcome.
 //!
-//! `core` is a state machine without I/O; `driver` does the I/O around it.
-//! `Backend` and `Approver` are how it meets the world.
+//! `core` is a state machine without I/O; `driver` does the I/O around it. `Backend` and `Approver`
+//! are its ports.
 
 #![forbid(unsafe_code)]
 

@@ -1,35 +1,35 @@
-//! What is mounted where, and which mounts another process or machine answers for.
+//! Mount points of the host, and mounts that another process or machine serves.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 pub use stockade_policy::mountinfo::{Mount, entries, mounts, read};
 
-/// As the kernel: `MAXSYMLINKS`.
+/// The kernel's limit: `MAXSYMLINKS`.
 const MAX_LINKS: usize = 40;
-/// Types of filesystems that another process or machine answers for, or does not.
+/// Types of filesystems that another process or machine serves; it may never answer.
 const SERVED: &[&str] =
     &["fuse", "nfs", "cifs", "smb", "9p", "ceph", "afs", "autofs", "virtiofs", "gfs", "ocfs", "orangefs"];
 
-/// Where a look at a file may wait for another process or machine, without an end.
+/// Mount points at which an access to a file may block forever.
 #[derive(Debug)]
 pub struct Served(Vec<PathBuf>);
 
 impl Served {
-    /// As it is now, but for what `here` itself lies on.
+    /// Returns the current mount points, except those that contain `here` itself.
     pub fn beside(here: &Path) -> Self {
         Self::of(&read().unwrap_or_default(), here)
     }
 
-    /// The same of what was read before.
+    /// Returns the same for the text of a mountinfo file.
     pub fn of(text: &[u8], here: &Path) -> Self {
         let is_served = |kind: &[u8]| SERVED.iter().any(|served| kind.starts_with(served.as_bytes()));
         let points = mounts(text).filter(|(point, kind)| is_served(kind) && !here.starts_with(point));
         Self(points.map(|(point, _)| point).collect())
     }
 
-    /// Returns whether the way to `path`, an absolute one, leads there, or into a process, which
-    /// may have other mounts. Nothing there is looked at.
+    /// Returns whether the absolute `path` leads to such a mount point, or into the root of a
+    /// process, which may have other mounts. Accesses no file there.
     pub fn holds(&self, path: &Path) -> bool {
         self.leads_to(path, &mut { MAX_LINKS })
     }

@@ -1,11 +1,11 @@
-//! What a no takes out of an offer that reaches further than what was asked for: a
-//! directory, a domain, a group of hosts (L9).
+//! Effect of refusals on an offer that exceeds the requested power: a directory, a domain, a group
+//! of hosts (L9).
 //!
-//! Must not know questions: what is offered, and when, comes from elsewhere.
+//! This module does not know the questions; its callers decide on the offers.
 
 use stockade_model::{Grant, GroupOffer};
 
-/// Whether one of these refusals is about something in this directory or domain.
+/// Returns whether one of these refusals is about something in this directory or domain.
 pub fn is_refused_in(refused: &[Grant], directory: &[Grant]) -> bool {
     let is_in = |refused: &Grant, around: &Grant| match (refused.targets(), around.targets()) {
         (Some(hosts), Some(around)) => hosts != around && around.covers(hosts),
@@ -14,7 +14,7 @@ pub fn is_refused_in(refused: &[Grant], directory: &[Grant]) -> bool {
     refused.iter().any(|refused| directory.iter().any(|around| is_in(refused, around)))
 }
 
-/// The powers of a group that no refusal speaks of.
+/// Returns the powers of a group that no refusal names.
 pub fn left<'a>(offer: &GroupOffer, refused: impl IntoIterator<Item = &'a Grant> + Clone) -> Vec<Grant> {
     let is_refused = |grant: &Grant, refused: &Grant| {
         refused.targets().zip(grant.targets()).is_some_and(|(refused, hosts)| refused.overlaps(hosts))
@@ -23,17 +23,17 @@ pub fn left<'a>(offer: &GroupOffer, refused: impl IntoIterator<Item = &'a Grant>
     offer.grants.iter().filter(is_left).cloned().collect()
 }
 
-/// Whether no refusal speaks of a group, so that it may be offered.
+/// Returns whether no refusal names a power of the group, so that it may be offered.
 pub fn is_whole<'a>(offer: &GroupOffer, refused: impl IntoIterator<Item = &'a Grant> + Clone) -> bool {
     left(offer, refused) == offer.grants
 }
 
-/// Whether these powers are among the others.
+/// Returns whether these powers are among the others.
 pub fn is_subset(some: &[Grant], all: &[Grant]) -> bool {
     !some.is_empty() && some.iter().all(|grant| all.contains(grant))
 }
 
-/// Whether these powers are among the others, or hosts that one of these names.
+/// Returns whether these powers are among the others, or are hosts that one of these covers.
 pub fn are_given(powers: &[Grant], given: &[Grant]) -> bool {
     let names = |given: &Grant, power: &Grant| {
         given.targets().zip(power.targets()).is_some_and(|(given, power)| given.admits_all(power))

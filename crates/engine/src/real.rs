@@ -1,4 +1,4 @@
-//! The driver's seams over the real crates: rules, shell, record, store.
+//! Implementations of the driver's ports with the real crates: rules, shell, audit log, store.
 
 use std::fs::File;
 use std::io::Read;
@@ -26,43 +26,41 @@ use crate::keys::{GrantContext, Key, Namespace};
 use crate::seams::{HeldRule, Judge, Memory, MemoryError, PlanError, RecordError, Recorder, Standing};
 use crate::surroundings::{self, repository_around};
 
-/// Where bash is looked for, to run scripts. Never through the caller's PATH,
-/// which a workspace may have a hand in.
+/// Paths at which bash is looked for, to run scripts. The caller's PATH is never used, because the
+/// workspace may influence it.
 const SHELLS: &[&str] = &["/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/run/current-system/sw/bin/bash"];
 
-/// The largest `/etc/passwd` that is read.
+/// Largest `/etc/passwd` that is read.
 const MAX_PASSWD_BYTES: u64 = 8 << 20;
 
-/// Judges by the text and the configuration.
+/// Implementation of `Judge` by the command's text and the configuration.
 #[derive(Clone, Debug)]
 pub struct RuleJudge {
-    /// The configuration in force.
+    /// The current configuration.
     pub settings: Arc<Settings>,
-    /// True where the request is the person's own command line; see
-    /// [`rule_in`].
+    /// True if the request is the user's own command line; see [`rule_in`].
     pub by_person: bool,
-    /// See [`Context::neutralised`]. True unless a test wants the other answer:
-    /// every plan made here carries what it must.
+    /// See [`Context::neutralised`]. True except in tests: every plan made here carries the
+    /// required settings.
     pub neutralised: bool,
-    /// What is written in the workspace waits in a stage, whatever the profile
-    /// says.
+    /// True if writes in the workspace are staged, whatever the profile sets.
     pub stage: bool,
-    /// What is changed in the workspace can be undone, whatever the profile says.
+    /// True if changes in the workspace can be undone, whatever the profile sets.
     pub undo: bool,
-    /// The backend can keep what a run changes: it was given a place for that.
+    /// True if the backend can keep the changes of a run, because it has a directory for them.
     pub can_keep: bool,
-    /// What is read is recorded.
+    /// True if reads are recorded.
     pub trace: bool,
-    /// Of a command in a sandbox that lasts: its workspace, on the host.
+    /// For a command in a persistent sandbox: its workspace, on the host.
     pub inside: Option<PathBuf>,
     /// Name of the backend that builds sandboxes.
     pub sandbox_backend: &'static str,
-    /// Name of the backend without one.
+    /// Name of the backend without a sandbox.
     pub host_backend: &'static str,
 }
 
 impl RuleJudge {
-    /// The judge of one configuration, for the native backend.
+    /// Creates the judge of one configuration and the native backend.
     pub fn new(settings: Arc<Settings>, by_person: bool) -> Self {
         Self {
             settings,
@@ -78,11 +76,11 @@ impl RuleJudge {
         }
     }
 
-    /// What the text of a request shows. Where the run could not carry what an
-    /// `allow` takes for granted, or a repository is not as it must be, the
-    /// answer is the one without.
+    /// Returns the assessment of a request's text. An `allow` can require settings of the run and
+    /// properties of a repository. If they are not met, the assessment is made without those
+    /// settings.
     pub fn assess(&self, request: &Request) -> Assessment {
-        // What lies in a sandbox that lasts cannot be looked at from here.
+        // Files in a persistent sandbox cannot be examined from here.
         let judged = self.judged(request, self.neutralised && self.inside.is_none());
         let held = surroundings::hold(&judged.neutralisation, request, self.settings.home());
         if held { judged.assessment } else { self.judged(request, false).assessment }
@@ -97,7 +95,7 @@ impl RuleJudge {
         }
     }
 
-    /// What the command would make of its standard input.
+    /// Returns how the command would use its standard input.
     fn takes(&self, request: &Request) -> Takes {
         stockade_shell::takes(&request.command, &self.context(request, self.neutralised))
     }
@@ -110,8 +108,8 @@ impl RuleJudge {
         }
     }
 
-    /// The question that the caller's own approval answered: there without the
-    /// approval, and not with it.
+    /// Returns the question that the caller's own approval answered: it exists without the
+    /// approval, and does not exist with it.
     fn answered_by_caller(
         &self,
         request: &Request,
@@ -131,7 +129,8 @@ impl RuleJudge {
         rule_in(&self.settings, request, assessment, self.by_person, &self.around())
     }
 
-    /// Who and when, as far as a rule asks for it, and what the sandbox can keep.
+    /// Returns user and time, as far as a rule requires them, and whether the sandbox can keep
+    /// changes.
     fn around(&self) -> Circumstances {
         let asked = |asks: fn(&Rule) -> bool| self.settings.rules().any(asks);
         let now_ms = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map(|now| now.as_millis());
@@ -229,7 +228,8 @@ impl Judge for RuleJudge {
         let found = identity(&program, &judged.assessment, self.takes(request));
         let mut planned =
             Planned::new(plan, found.digest).map_err(|error| PlanError { what: error.to_string(), hint: None })?;
-        // Programs of a sandbox that lasts are not the host's, and what runs there changes them.
+        // The programs of a persistent sandbox are not the host's, and its commands can change
+        // them.
         planned.is_identified = found.is_whole && self.inside.is_none();
         planned.workspace = workspace_identity(self.inside.as_deref().unwrap_or(request.workspace.as_path()));
         Ok(planned)
@@ -264,10 +264,10 @@ impl Judge for RuleJudge {
     fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {
         let workspace = request.workspace.as_path();
         let around = match grant {
-            // One of them may speak of what lies in the directory.
+            // Some rule may be about content of the directory.
             Grant::Write(_) if self.settings.rules().any(Rule::guards_files) => None,
             Grant::Write(file) => {
-                // A part of a repository elsewhere means little by itself.
+                // A part of another repository is of little use by itself.
                 let whole = repository_around(file).filter(|whole| !whole.starts_with(workspace));
                 let inside = whole.map_or_else(|| file.clone(), |whole| whole.join("HEAD"));
                 self.settings.grantable_directory(workspace, &plan.profile, &inside).map(Grant::Write)
@@ -286,7 +286,7 @@ impl Judge for RuleJudge {
     }
 
     fn policy(&self, request: &Request) -> Digest {
-        // How long a question waits changes nothing that was agreed to.
+        // The time-out of a question does not change any approved power.
         let (mut text, mut ends) = (Vec::new(), vec![0]);
         self.settings.explained_values(&request.profile, |key, value| {
             if key != "approval_timeout" {
@@ -300,7 +300,7 @@ impl Judge for RuleJudge {
     }
 }
 
-/// What the rules want of a run beyond what was asked for.
+/// Returns the changes that the rules make to the requested run.
 fn wanted(request: &Request, wants: &Obligations) -> Option<Wanted> {
     if wants.is_empty() {
         return None;
@@ -313,8 +313,8 @@ fn wanted(request: &Request, wants: &Obligations) -> Option<Wanted> {
     Some(Wanted { profile: with.profile, grants: with.grants, timeout_ms })
 }
 
-/// The name of the user that owns this process (proc(5), passwd(5)); not what
-/// the environment claims.
+/// Returns the name of the user that owns this process (proc(5), passwd(5)). The environment is not
+/// trusted for this.
 fn user_name() -> Option<String> {
     let uid = std::fs::metadata("/proc/self").ok()?.uid().to_string();
     let mut passwd = String::new();
@@ -344,14 +344,14 @@ impl Recorder for Log {
     }
 }
 
-/// Remembers in the store.
+/// Memory that uses the store.
 #[derive(Clone, Debug)]
 pub struct StoreMemory {
     store: Arc<Store>,
 }
 
 impl StoreMemory {
-    /// The memory over an open store.
+    /// Creates the memory over an open store.
     pub fn new(store: Arc<Store>) -> Self {
         Self { store }
     }
@@ -432,14 +432,14 @@ impl Memory for StoreMemory {
                 [grant] if known.namespace == stored(Namespace::Grant) => grant,
                 _ => continue,
             };
-            // Bound to this workspace, profile, level, policy and user?
+            // Is it bound to this workspace, profile, level, policy and user?
             if context.approval(Namespace::Grant, grant).digest != known.digest {
                 continue;
             }
             let reaches = match known.scope {
                 Scope::Session => known.session.is_some() && known.session.as_ref() == session,
                 Scope::Until(_) | Scope::Always => true,
-                // Each use of a counted one is taken when it is asked for.
+                // Each use of a counted answer is taken when the power is requested.
                 Scope::Times(_) => {
                     standing.counted = true;
                     false
@@ -455,7 +455,7 @@ impl Memory for StoreMemory {
     }
 }
 
-/// The powers that a refusal names, where it holds here.
+/// Returns the powers that a refusal names, if it applies here.
 fn refused_by(known: &stockade_store::Remembered, context: &GrantContext, session: Option<&SessionId>) -> Vec<Grant> {
     let is_here = |namespace| context.refusal(namespace, &known.grants).digest == known.digest;
     let elsewhere = known.scope == Scope::Session && known.session.as_ref() != session;
@@ -475,7 +475,7 @@ fn failed(error: stockade_store::StoreError) -> MemoryError {
     MemoryError(error.to_string())
 }
 
-/// From the kernel's generator (urandom(4)).
+/// Reads from the kernel's generator (urandom(4)).
 fn random_bytes() -> Result<[u8; 16], MemoryError> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom")

@@ -1,8 +1,8 @@
-//! An attempt whose backend is in another process: what the two say to each other,
-//! and both ends of it.
+//! Attempt with its backend in another process: the messages between the two, and both ends of the
+//! channel.
 //!
-//! How the messages get there (a socket, a stream of a container engine) is the
-//! [`Line`]'s; this must not know.
+//! The [`Line`] transports the messages (a socket, a stream of a container engine). This module
+//! must not depend on the transport.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -15,27 +15,27 @@ use stockade_model::{Denial, EnforcementReport, Plan};
 
 use crate::{Attempt, AttemptEvent, Events, HeldAnswer, HoldId, Io, StartError};
 
-/// How long a sandbox may take to be built, or a command to be let go.
+/// Time-out for building a sandbox or releasing a command.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// How long everything may take to stand still.
+/// Time-out for freezing all processes.
 const STILL_WITHIN: Duration = Duration::from_secs(5);
-/// How long the other process may take to end the sandbox, and then itself.
+/// Time-out for the other process to end the sandbox, and then itself.
 const ENDS_WITHIN: Duration = Duration::from_secs(15);
 
-/// What the process of an attempt is to do.
+/// First message to the process of an attempt: its task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
-    /// The attempt.
+    /// The plan of the attempt.
     pub plan: Plan,
-    /// Where its streams go, as the process that is told has them.
+    /// The command's standard streams, from the view of the process that gets this message.
     pub io: Io,
-    /// Whether calls that lack a power wait for an answer.
+    /// True if calls that lack a power wait for an answer.
     pub hold: bool,
     /// The file mode creation mask of the command.
     pub umask: u32,
 }
 
-/// From the engine's process, about the attempt.
+/// Message from the engine's process to the attempt's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Said {
     /// [`Attempt::release`].
@@ -44,62 +44,61 @@ pub enum Said {
     Signal(i32),
     /// [`Attempt::kill`].
     Kill,
-    /// [`Attempt::stand_still`]: the limit that was passed.
+    /// [`Attempt::stand_still`]: the exceeded limit.
     StandStill(Denial),
     /// [`Attempt::answer`].
     Answer(HoldId, HeldAnswer),
 }
 
-/// From the attempt's process.
+/// Message from the attempt's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Told {
-    /// The sandbox stands, or why it does not.
+    /// The sandbox is built, or the reason why not.
     Prepared(Result<EnforcementReport, StartError>),
-    /// The command was let go, or why it was not.
+    /// The command was released, or the reason why not.
     Released(Result<(), StartError>),
-    /// Whether everything stands still.
+    /// True if all processes are frozen.
     StandsStill(bool),
-    /// Something happened.
+    /// An event of the attempt.
     Event(Box<AttemptEvent>),
 }
 
-/// The engine's end of the way to an attempt's process. Written by several threads,
-/// read by one.
+/// The engine's end of the channel to an attempt's process. Several threads write, one reads.
 pub trait Line: Send + Sync {
-    /// Says something; not longer than a bounded time.
+    /// Sends a message, within a bounded time.
     ///
     /// # Errors
-    /// When the other side is gone, or does not take it.
+    /// [`io::Error`] if the other side is gone, or does not read it.
     fn say(&self, said: &Said) -> io::Result<()>;
 
-    /// Waits for what the other side tells next; none where it has gone.
+    /// Waits for the next message of the other side; `None` if it is gone.
     ///
     /// # Errors
-    /// When what came is no message.
+    /// [`io::Error`] if the received bytes are no message.
     fn hear(&self) -> io::Result<Option<Told>>;
 
-    /// Says no more; the other side is heard to its end.
+    /// Closes the sending direction; the other side's messages are still received.
     fn fall_silent(&self);
 
-    /// Ends it, for whoever waits for a message too.
+    /// Closes the channel, also for a thread that waits for a message.
     fn hang_up(&self);
 }
 
-/// The attempt as the engine holds it.
+/// Attempt as the engine uses it.
 pub struct RemoteAttempt {
     line: Arc<dyn Line>,
     enforced: EnforcementReport,
     released: Receiver<Result<(), StartError>>,
     still: Mutex<Receiver<bool>>,
-    /// Hung up when the process is gone, and with it everything.
+    /// Disconnected when the process and all its children are gone.
     over: Receiver<()>,
 }
 
 impl RemoteAttempt {
-    /// Waits until the sandbox stands whose order was given.
+    /// Waits until the ordered sandbox is built.
     ///
     /// # Errors
-    /// Why it does not stand.
+    /// [`StartError`] with the reason if it is not built.
     pub fn begin(line: Arc<dyn Line>, events: Events) -> Result<Self, StartError> {
         let (prepared, is_prepared) = channel();
         let (released, is_released) = channel();
@@ -121,7 +120,8 @@ impl RemoteAttempt {
         }
     }
 
-    /// What cannot be said to a process that is gone needs not be: its end is told.
+    /// Sends a message. A failure is ignored, because the end of a process that is gone is
+    /// reported.
     fn say(&self, said: &Said) {
         let _ = self.line.say(said);
     }
@@ -137,7 +137,7 @@ fn in_time<T>(word: &Receiver<T>) -> Result<T, StartError> {
     })
 }
 
-/// Where what is told goes.
+/// Receivers of the messages.
 struct Listener {
     prepared: Sender<Result<EnforcementReport, StartError>>,
     released: Sender<Result<(), StartError>>,
@@ -146,12 +146,13 @@ struct Listener {
 }
 
 impl Listener {
-    /// Until the process is gone. Where it told no end, the drop of `events` does.
+    /// Receives messages until the process is gone. If it reported no end, the drop of `events`
+    /// reports it.
     fn listen(self, line: &dyn Line) {
         while let Ok(Some(told)) = line.hear() {
             match told {
                 Told::Event(event) => self.events.tell(*event),
-                // Nobody waits any more where these fail.
+                // The receiver is gone if these fail.
                 Told::Prepared(result) => drop(self.prepared.send(result)),
                 Told::Released(result) => drop(self.released.send(result)),
                 Told::StandsStill(does) => drop(self.still.send(does)),
@@ -180,7 +181,7 @@ impl Attempt for RemoteAttempt {
 
     fn stand_still(&self, limit: &Denial) -> bool {
         let still = self.still.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that came too late is no answer to this.
+        // A late reply to an earlier message must not count as the reply to this one.
         while still.try_recv().is_ok() {}
         self.say(&Said::StandStill(limit.clone()));
         still.recv_timeout(STILL_WITHIN).unwrap_or(false)
@@ -197,16 +198,16 @@ impl Drop for RemoteAttempt {
         self.line.fall_silent();
         if self.over.recv_timeout(ENDS_WITHIN) == Err(RecvTimeoutError::Timeout) {
             self.line.hang_up();
-            // What hears it may have to see to the end of what does not answer.
+            // The listener may have to wait for the end of a process that does not answer.
             let _ = self.over.recv_timeout(ENDS_WITHIN);
         }
     }
 }
 
-/// The other end: does what is said, until nothing more is. The attempt ends with it.
+/// Runs the other end: carries out messages until the channel is closed, which ends the attempt.
 ///
 /// # Errors
-/// When the engine's process cannot be heard or told.
+/// [`io::Error`] if the channel to the engine's process fails.
 pub fn obey(
     mut attempt: Box<dyn Attempt>,
     mut hear: impl FnMut() -> io::Result<Option<Said>>,

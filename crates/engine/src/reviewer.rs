@@ -1,49 +1,47 @@
-//! Who gives an opinion on questions, seen from the engine.
+//! Interface between the engine and the reviewer, which gives an opinion on questions.
 //!
-//! An opinion is shown beside the question and can only raise caution. Must not
-//! know how it is come by.
+//! An opinion is shown beside the question and can only raise caution. This module must not depend
+//! on how the opinion is made.
 
 use stockade_model::{Opinion, Question, RawText, SessionId};
 
-/// A model that is asked about questions before a person is. Off unless the
-/// person's own configuration names one.
+/// Model that reviews questions before a person sees them. Off unless the user's own configuration
+/// names one.
 pub trait Reviewer: Send + Sync {
-    /// Its name, as it stands in the record and beside the question.
+    /// Returns its name as the audit log and the question show it.
     fn name(&self) -> String;
 
-    /// The person waits this long for it at most, in milliseconds. The question
-    /// is put without an opinion then.
+    /// Returns the time-out in milliseconds. After it the question is put without an opinion.
     fn timeout_ms(&self) -> u64;
 
-    /// What would be sent about a question, whole, with secrets left out. Sends
+    /// Returns the whole text that would be sent about a question, with secrets removed. Sends
     /// nothing. Counts against the session's budget.
     ///
     /// # Errors
-    /// Why nothing is to be sent, for a person: the budget is used up, there is
-    /// no key ...
+    /// The reason for sending nothing, for a person: the budget is used up, there is no key ...
     fn prepare(&self, question: &Question, session: Option<&SessionId>) -> Result<ReviewRequest, String>;
 
-    /// Sends it and waits for the answer, no longer than its time-out. Called on
-    /// a thread of its own; several may be under way.
+    /// Sends the request and waits for the answer, at most for the time-out. Called on a thread of
+    /// its own; several calls may run at the same time.
     fn ask(&self, request: &ReviewRequest) -> ReviewReply;
 }
 
-/// What leaves the machine; recorded before it does.
+/// Data that leaves the machine; recorded before it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReviewRequest {
-    /// Where it is sent.
+    /// Address of the endpoint.
     pub endpoint: String,
-    /// The body. The key is no part of it.
+    /// The body, without the key.
     pub body: RawText,
     /// The session whose budget it counts against.
     pub session: Option<SessionId>,
 }
 
-/// What came of it.
+/// Result of a review request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReviewReply {
-    /// The opinion, or in our own words why there is none.
+    /// The opinion, or Stockade's own text for the reason of its absence.
     pub opinion: Result<Opinion, String>,
-    /// What was received, for the record: without secrets, and bounded.
+    /// The received response, for the audit log: without secrets, and bounded.
     pub response: Option<RawText>,
 }

@@ -1,13 +1,12 @@
-//! Sandboxes that last, seen from the engine: an isolated place that is made
-//! once, runs many commands, and is destroyed.
+//! Persistent sandboxes, from the view of the engine: an isolated environment that is made once,
+//! runs many commands, and is destroyed.
 //!
-//! Whatever makes the walls, a command in a sandbox goes the whole way of a
-//! request: a sandbox gives a [`Backend`], and that is given a plan as any other.
-//! The paths of such a plan (`cwd`, `workspace`, what may be written) are paths
-//! *inside*: see [`INSIDE_WORKSPACE`] and [`INSIDE_HOME`].
+//! Whatever isolates it, a command in a sandbox passes all phases of a request. A sandbox returns a
+//! [`Backend`], which gets a plan like any other. The paths of such a plan (`cwd`, `workspace`,
+//! writable paths) are paths *inside*: see [`INSIDE_WORKSPACE`] and [`INSIDE_HOME`].
 //!
-//! A kind of sandbox must not know rules, approvers, the log or the store: it
-//! makes, holds, stops and removes; who keeps the list of them is the caller.
+//! A kind of sandbox must not depend on rules, approvers, the audit log or the store. It makes,
+//! pauses, stops and removes sandboxes; the caller keeps their list.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -22,152 +21,149 @@ use stockade_model::{
 
 use crate::{Backend, StartError};
 
-/// Where a sandbox has its workspace, as its commands see it.
+/// The workspace of a sandbox, as its commands see it.
 pub const INSIDE_WORKSPACE: &str = "/workspace";
-/// Where it has its home directory.
+/// The home directory of a sandbox.
 pub const INSIDE_HOME: &str = "/home/agent";
 
-/// Makes and finds sandboxes of one kind. What it cannot do it declares in
-/// [`capabilities`](Self::capabilities), and refuses with
-/// [`SandboxError::Unsupported`] where it is asked to all the same.
+/// Port that makes and finds sandboxes of one kind. An implementation declares its features in
+/// [`capabilities`](Self::capabilities). It refuses other operations with
+/// [`SandboxError::Unsupported`].
 pub trait Sandboxes: Send + Sync {
-    /// Its name, as it stands in plans, records and reports: `native`, `docker`.
+    /// Returns its name as plans, records and reports contain it: `native`, `docker`.
     fn name(&self) -> &'static str;
 
-    /// What its sandboxes can do on this machine. Cheap: it is asked for each
-    /// command line.
+    /// Returns the features of its sandboxes on this machine. Must be cheap, because every command
+    /// line calls it.
     fn capabilities(&self) -> Capabilities;
 
-    /// Whether a sandbox of this plan can be had here, as far as that is known without
-    /// making one: kinds are chosen by it. Its directories need not be there yet.
+    /// Checks whether a sandbox of this plan is available here, as far as possible without making
+    /// one. The caller chooses the kind by the result. The plan's directories need not exist yet.
     ///
     /// # Errors
-    /// Why not.
+    /// [`SandboxError`] with the reason if it is not available.
     fn serves(&self, plan: &SandboxPlan) -> Result<(), SandboxError>;
 
-    /// Makes a sandbox. When this returns, a command can be run in it.
+    /// Makes a sandbox. When this returns, a command can run in it.
     ///
     /// # Errors
-    /// Where a layer cannot be had that the plan asks for: nothing of it is left
-    /// then, the directories of the plan excepted, which are the caller's.
+    /// [`SandboxError`] if a layer that the plan requires is unavailable. Nothing of it is left
+    /// then, except the directories of the plan, which belong to the caller.
     fn create(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError>;
 
-    /// Finds a sandbox again that an engine before this one made of the same plan.
+    /// Finds a sandbox that an earlier engine made from the same plan.
     ///
     /// # Errors
-    /// [`SandboxError::Gone`] where its processes are: its directories are what
-    /// is left, and [`create`](Self::create) may go on with them.
+    /// [`SandboxError::Gone`] if its processes are gone. Only its directories are left, and
+    /// [`create`](Self::create) may reuse them.
     fn adopt(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError>;
 
-    /// Removes whatever is left of a sandbox that nobody holds any more: its
-    /// processes, mounts, control groups, containers, networks. Nothing where
-    /// there is nothing. The directories of its plan stay.
+    /// Removes all that is left of a sandbox that no process holds any more: its processes, mounts,
+    /// control groups, containers, networks. Does nothing if nothing is left. The directories of
+    /// its plan stay.
     ///
     /// # Errors
-    /// What could not be removed, and why; to be tried again.
+    /// [`SandboxError`] with the part that could not be removed, and the reason; the caller may try
+    /// again.
     fn clear(&self, id: &SandboxId) -> Result<(), SandboxError>;
 }
 
-/// One sandbox. All methods may be called from any thread. Dropping it leaves
-/// what it was at drop to its kind: one that [`adopts`](Capabilities::adopts)
-/// goes on, every other ends (L8).
+/// Port for a sandbox. All methods may be called from any thread. The effect of a drop depends on
+/// the kind: a sandbox that [`adopts`](Capabilities::adopts) continues, every other ends (L8).
 pub trait Sandbox: Send + Sync {
-    /// Which one.
+    /// Returns its identifier.
     fn id(&self) -> &SandboxId;
 
-    /// What the kernel, or the container engine, really enforces for all of its
-    /// commands together. Each attempt has besides a report of its own.
+    /// Returns the protection that the kernel or the container engine enforces for all of its
+    /// commands together. Each attempt also has its own report.
     fn enforced(&self) -> &EnforcementReport;
 
-    /// What runs commands in it. A plan that asks for more than the sandbox was
-    /// made with is a [`StartError`]; powers that can be given while it runs
-    /// ([`Backend::honours`]) are grants as in any attempt, and end with it.
+    /// Returns the backend that runs commands in it. A plan that asks for more than the sandbox was
+    /// made with is a [`StartError`]. Powers that can be given while it runs ([`Backend::honours`])
+    /// are grants as in any attempt, and end with it.
     ///
-    /// The end of an attempt is that of its command. What it left behind
-    /// ([`Background::Keep`]) runs on with the powers it had, and can be given
-    /// no more: calls that lack one are refused, and told as
-    /// [`SandboxEvent::Denied`].
+    /// The end of an attempt is the end of its command. Processes left behind
+    /// ([`Background::Keep`]) keep their powers and get no more. Calls that lack a power are
+    /// refused and reported as [`SandboxEvent::Denied`].
     fn backend(&self) -> Arc<dyn Backend>;
 
-    /// Stops every process of it. Its connections stay open as long as the other
-    /// ends let them.
+    /// Stops every process of it. Its connections stay open as long as the other ends allow it.
     ///
     /// # Errors
-    /// Where that cannot be had, or does not happen in time: nothing is stopped
+    /// [`SandboxError`] if this is not supported, or does not happen in time; nothing is stopped
     /// then.
     fn pause(&self) -> Result<(), SandboxError>;
 
-    /// Lets it go on. Nothing where it is not paused.
+    /// Continues the processes. Does nothing if it is not paused.
     ///
     /// # Errors
-    /// As [`pause`](Self::pause).
+    /// As for [`pause`](Self::pause).
     fn resume(&self) -> Result<(), SandboxError>;
 
-    /// Keeps what its files are now in this directory, which must be empty: the
-    /// workspace in `workspace`, the home in `home`. Its processes are stopped
-    /// meanwhile, and are no part of it.
+    /// Copies its current files to this directory, which must be empty: the workspace to
+    /// `workspace`, the home to `home`. Its processes are stopped meanwhile, and are not part of
+    /// the snapshot.
     ///
     /// # Errors
-    /// Where that cannot be had or kept; the directory is emptied then.
+    /// [`SandboxError`] if this is not supported or fails; the directory is emptied then.
     fn snapshot(&self, to: &Path) -> Result<(), SandboxError>;
 
-    /// What all of its processes use now, and used so far.
+    /// Returns the current and past resource use of all its processes.
     ///
     /// # Errors
-    /// Where it is gone.
+    /// [`SandboxError`] if it is gone.
     fn usage(&self) -> Result<SandboxUsage, SandboxError>;
 
-    /// A directory of it, open for looking up names beneath (`O_PATH`): nothing
-    /// of its processes is needed to reach its files. Whoever resolves a path
-    /// beneath it must follow no link out of it: its commands write there.
+    /// Returns a directory of it as a descriptor for path resolution (`O_PATH`). Its processes are
+    /// not needed to reach its files. A caller that resolves a path beneath it must not follow a
+    /// symbolic link out of it, because its commands write there.
     ///
     /// # Errors
-    /// [`SandboxError::Unsupported`] where its files are nowhere on this machine.
+    /// [`SandboxError::Unsupported`] if its files are not on this machine.
     fn tree(&self, which: Tree) -> Result<OwnedFd, SandboxError>;
 
-    /// Ends every process, and removes all of it but the directories of its plan.
-    /// Attempts that run in it end as lost. Once it is done, doing it again is
-    /// nothing.
+    /// Ends every process, and removes everything except the directories of its plan. Attempts that
+    /// run in it end as lost. A second call does nothing.
     ///
     /// # Errors
-    /// What could not be removed, and why; to be tried again.
+    /// [`SandboxError`] with the part that could not be removed, and the reason; the caller may try
+    /// again.
     fn destroy(&self) -> Result<(), SandboxError>;
 }
 
-/// What a sandbox is made of. Made by the caller from what was asked for;
-/// resolved, so that a kind of sandbox adds nothing to it.
+/// Plan of a sandbox. The caller makes it from the request and resolves it, so that a kind of
+/// sandbox adds nothing to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxPlan {
-    /// Which one. Whatever is made for it outside the process carries this name.
+    /// Identifier of the sandbox. Everything made for it outside the process has this name.
     pub id: SandboxId,
-    /// The read-only system that its commands see; the host's own where absent.
+    /// The read-only system that its commands see; the host's own if absent.
     pub system: Option<System>,
-    /// The directory of the host that is [`INSIDE_WORKSPACE`]. It exists, and
-    /// belongs to this user.
+    /// The directory of the host for [`INSIDE_WORKSPACE`]. It exists and belongs to this user.
     pub workspace: PathBuf,
-    /// The one that is [`INSIDE_HOME`]. It exists, and belongs to this user.
+    /// The directory for [`INSIDE_HOME`]. It exists and belongs to this user.
     pub home: PathBuf,
-    /// The powers that its walls are built for, with the limits that hold for all
-    /// of its commands together. The plan of a command may have less of either.
+    /// The powers that its isolation is built for, with the limits for all of its commands
+    /// together. The plan of a command may have less of either.
     pub profile: Profile,
-    /// The level to enforce; less is a refusal (L6).
+    /// The level to enforce; a lower level is refused (L6).
     pub level: Level,
-    /// What becomes of processes that a command leaves behind.
+    /// Treatment of processes that a command leaves behind.
     pub background: Background,
-    /// The container engine's runtime, where it is not its own choice.
+    /// The container engine's runtime, if it is not the engine's default.
     pub runtime: Option<RuntimeName>,
 }
 
-/// A system other than the host's.
+/// System other than the host's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum System {
-    /// A root tree: a directory with `usr`, `etc` and all else a system has.
+    /// A root tree: a directory with `usr`, `etc` and the rest of a system.
     Tree(PathBuf),
     /// An image that the container engine has, by its digest.
     Image(ImageDigest),
 }
 
-/// A directory of a sandbox.
+/// Directory of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tree {
     /// [`INSIDE_WORKSPACE`].
@@ -176,72 +172,71 @@ pub enum Tree {
     Home,
 }
 
-/// What sandboxes of a kind can do on this machine. Where one of these is false,
-/// what needs it is refused with [`SandboxError::Unsupported`].
+/// Features of a kind of sandbox on this machine. If one is false, operations that need it are
+/// refused with [`SandboxError::Unsupported`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// They go on without whoever made them, and can be found again.
+    /// The sandboxes continue without the process that made them, and can be found again.
     pub adopts: bool,
-    /// All of their processes can be stopped and let go on.
+    /// All of their processes can be stopped and continued.
     pub pauses: bool,
-    /// Their files can be kept as they are.
+    /// Their files can be copied to a snapshot.
     pub snapshots: bool,
-    /// A process that a command leaves behind can live on.
+    /// A process that a command leaves behind can continue.
     pub keeps_background: bool,
-    /// It can be ended with the command.
+    /// Such a process can be ended with the command.
     pub ends_background: bool,
     /// A call that lacks a power can wait for an answer.
     pub holds: bool,
-    /// [`Tree`]s can be had.
+    /// [`Tree`]s are available.
     pub shows_files: bool,
 }
 
-/// What a sandbox uses, all of its processes together. Absent is what nothing
-/// counts here.
+/// Resource use of all processes of a sandbox. A value that is not counted here is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxUsage {
-    /// Used so far, peaks among it.
+    /// Total use so far, including peaks.
     pub total: Usage,
     /// Memory in use now, in bytes.
     pub memory_bytes: Option<u64>,
-    /// Processes and threads there are now.
+    /// Current number of processes and threads.
     pub processes: Option<u64>,
 }
 
-/// Something that happens in a sandbox while no attempt is there to tell it.
+/// Event of a sandbox that no attempt can report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SandboxEvent {
-    /// Something was refused to what a command left behind.
+    /// An operation of a process left behind was refused.
     Denied {
-        /// The request whose command did.
+        /// The request of the command that left it.
         request: RequestId,
-        /// What.
+        /// The refusal.
         denial: Denial,
     },
-    /// A connection of it through the door is over.
+    /// A connection of it through the egress proxy was closed.
     Connection {
-        /// The request whose command made it.
+        /// The request of the command that made it.
         request: RequestId,
-        /// What is known of it.
+        /// Record of the connection.
         record: Box<ConnectionRecord>,
     },
-    /// All of them together went beyond a limit. Attempts that run are told too.
+    /// All of them together exceeded a limit. Running attempts get this event too.
     Breached(Denial),
-    /// Its processes are gone, and nobody destroyed it. The last.
+    /// The processes are gone without a call of `destroy`. The last event.
     Lost(String),
 }
 
-/// Where a sandbox tells what happens, from any of its threads.
+/// Sink for the events of a sandbox; any thread may use it.
 #[derive(Clone)]
 pub struct SandboxEvents(Arc<dyn Fn(SandboxEvent) + Send + Sync>);
 
 impl SandboxEvents {
-    /// `tell` must not block: what is told of waits meanwhile.
+    /// Creates a sink. `tell` must not block, because the reported process waits meanwhile.
     pub fn new(tell: impl Fn(SandboxEvent) + Send + Sync + 'static) -> Self {
         Self(Arc::new(tell))
     }
 
-    /// Tells one event.
+    /// Sends one event.
     pub fn tell(&self, event: SandboxEvent) {
         (self.0)(event);
     }
@@ -253,29 +248,29 @@ impl fmt::Debug for SandboxEvents {
     }
 }
 
-/// Why something could not be done with a sandbox. Shown to a person.
+/// Error of an operation on a sandbox, shown to the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SandboxError {
-    /// This kind of sandbox cannot do that, or not on this machine.
+    /// This kind of sandbox does not support the operation, or not on this machine.
     #[error("{what} cannot be had of a {backend} sandbox: {why}")]
     Unsupported {
         /// The kind.
         backend: &'static str,
-        /// What was asked for.
+        /// The requested operation.
         what: &'static str,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// Its processes are gone.
+    /// The processes of the sandbox are gone.
     #[error("the sandbox {0} is gone")]
     Gone(SandboxId),
-    /// Something failed.
+    /// An operation failed.
     #[error(transparent)]
     Failed(#[from] StartError),
 }
 
 impl SandboxError {
-    /// The one thing to do about it.
+    /// Returns the one remedy.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Unsupported { .. } | Self::Gone(_) => None,

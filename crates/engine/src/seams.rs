@@ -1,60 +1,60 @@
-//! What the driver needs of the world beside `Backend` and `Approver`: a judge,
-//! a record, a memory, a clock. Small, so that tests stand in for each; the
-//! real ones are in [`real`](crate::real).
+//! Ports of the driver besides `Backend` and `Approver`: policy, audit log, memory, clock. They are
+//! small, so that tests can replace each. The real implementations are in [`real`](crate::real).
 
 use stockade_model::{Assessment, Decision, Denial, Digest, Event, Grant, GroupOffer, Plan, Request, SessionId};
 
 use crate::core::{Memo, Planned, Remembered, Ruling};
 use crate::keys::{GrantContext, Key};
 
-/// Reads requests and applies the rules.
+/// Port that assesses requests, applies the rules and makes plans.
 pub trait Judge: Send + Sync {
-    /// What the text of a request shows.
+    /// Returns the assessment of a request's text.
     fn assess(&self, request: &Request) -> Assessment;
 
-    /// What the rules say, and what of the request needs consent.
-    /// [`Ruling::unhonoured`] is the driver's to fill.
+    /// Returns the result of the rules, and the parts of the request that need consent. The driver
+    /// fills [`Ruling::unhonoured`].
     fn rule(&self, request: &Request, assessment: &Assessment) -> Ruling;
 
-    /// The plan of an attempt with exactly these grants.
+    /// Makes the plan of an attempt with exactly these grants.
     ///
     /// # Errors
-    /// When the profile, the program or a grant cannot be had.
+    /// [`PlanError`] if the profile, the program or a grant is unavailable.
     fn plan(&self, request: &Request, attempt: u32, grants: &[Grant]) -> Result<Planned, PlanError>;
 
-    /// The powers that a person may be asked for after `grant` was refused under
-    /// `plan`: it and what it needs; empty where the refusal is final.
+    /// Returns the powers to request from a person after `grant` was refused under `plan`: the
+    /// grant and its requirements. Empty if the refusal is final.
     fn escalation(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant>;
 
-    /// What the rules say of a held call, whatever the mode; nothing where they
-    /// do not speak of it.
+    /// Returns the result of the rules for a held call, whatever the mode; `None` if no rule
+    /// applies.
     fn held_rule(&self, request: &Request, plan: &Plan, denial: &Denial) -> Option<HeldRule>;
 
-    /// Why nobody can agree to this power; nothing where somebody can.
+    /// Returns the reason if this power cannot be approved at all, otherwise `None`.
     fn governed(&self, request: &Request, grant: &Grant) -> Option<Decision>;
 
-    /// Whether a power is over credentials or a part of the system: an answer about it
-    /// reaches this time only.
+    /// Returns whether a power is over credentials or a part of the system, so that an answer has
+    /// the scope `once` only.
     fn is_guarded(&self, grant: &Grant) -> bool;
 
-    /// The powers around `grant` that may be offered in place of many like it.
-    /// For a file its directory: with it the file would be writable, and it
-    /// reaches nothing protected, hidden or of Stockade's own, nor the workspace
-    /// or the home directory as a whole. For a host those beneath the same
-    /// domain, where somebody owns it. Empty otherwise.
+    /// Returns the powers around `grant` that may be offered instead of many similar ones.
+    ///
+    /// For a file, this is its directory, if the file would be writable with it. The directory
+    /// contains nothing protected, hidden or of Stockade's own, and is not the whole workspace or
+    /// home directory. For a host, these are the hosts beneath the same domain, if the domain has
+    /// one owner. Empty otherwise.
     fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant>;
 
-    /// The shipped group of hosts that may be offered beside the host of `grant`: one
-    /// that lists it, and of which all may be given.
+    /// Returns the shipped group of hosts to offer together with the host of `grant`. The group
+    /// lists that host, and all its members may be given.
     fn group(&self, _request: &Request, _plan: &Plan, _grant: &Grant) -> Option<GroupOffer> {
         None
     }
 
-    /// Version of the policy for this request: consent is bound to it.
+    /// Returns the version of the policy for this request; consent is bound to it.
     fn policy(&self, request: &Request) -> Digest;
 }
 
-/// What the rules say of a held call.
+/// Result of the rules for a held call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldRule {
     /// The verdict and the rule.
@@ -63,70 +63,69 @@ pub struct HeldRule {
     pub powers: Vec<Grant>,
 }
 
-/// Why there is no plan. Shown to a person: what, then the remedy.
+/// Error if there is no plan. The user sees the failure, then the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct PlanError {
-    /// What could not be done, and why.
+    /// The failed operation, and the reason.
     pub what: String,
-    /// The one thing to do about it.
+    /// The one remedy.
     pub hint: Option<String>,
 }
 
-/// Keeps the events (L10).
+/// Port that stores the events (L10).
 pub trait Recorder: Send + Sync {
     /// Writes events in order, all or none.
     ///
     /// # Errors
-    /// When any of them could not be written.
+    /// [`RecordError`] if any of them could not be written.
     fn record(&self, events: &[Event]) -> Result<(), RecordError>;
 
-    /// Makes everything recorded so far durable. May block for a disk, and runs
-    /// beside [`record`](Self::record) on another thread.
+    /// Makes everything recorded so far durable. May block for a disk, and runs on another thread
+    /// in parallel to [`record`](Self::record).
     ///
     /// # Errors
-    /// When it is not certain to last.
+    /// [`RecordError`] if durability is not certain.
     fn commit(&self) -> Result<(), RecordError>;
 }
 
-/// Why an event was not kept.
+/// Error if an event was not stored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct RecordError(pub String);
 
-/// What is remembered that reaches beyond the request that asked.
+/// Remembered answers with a scope beyond the request that asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Powers that hold from the start.
+    /// Powers that apply from the start.
     pub grants: Vec<Grant>,
-    /// Whether there are powers remembered for a number of times, each of which
-    /// is used up when it is asked for.
+    /// True if powers are remembered for a number of uses; each request for one takes a use.
     pub counted: bool,
-    /// Powers that remembered refusals name: none is given as a part of another.
+    /// Powers named by remembered refusals; none is given as a part of another power.
     pub refused: Vec<Grant>,
 }
 
-/// Remembers answers.
+/// Port that remembers answers.
 pub trait Memory: Send + Sync {
-    /// The answer under a key that holds now and in this session. Uses one up
-    /// where the answer is for a number of times.
+    /// Returns the answer under a key that is valid now and in this session. Takes one use of an
+    /// answer that is remembered for a number of uses.
     ///
     /// # Errors
-    /// When the memory cannot be read: an answer may be missed then.
+    /// [`MemoryError`] if the memory cannot be read, so that an answer may be missed.
     fn lookup(&self, key: &Key, session: Option<&SessionId>, now_ms: u64) -> Result<Option<Remembered>, MemoryError>;
 
-    /// Keeps an answer, in place of an older one under the same key.
+    /// Stores an answer; replaces an older one under the same key.
     ///
     /// # Errors
-    /// When it could not be kept.
+    /// [`MemoryError`] if it could not be stored.
     fn remember(&self, memo: &Memo, session: Option<&SessionId>, now_ms: u64) -> Result<(), MemoryError>;
 
-    /// The powers remembered in namespace `grant` for this context that hold
-    /// now and in this session: those for the session, until a time or always.
-    /// Without those that a remembered refusal names.
+    /// Returns the powers remembered in namespace `grant` for this context that are valid now and
+    /// in this session. Their scopes are the session, until a time, and always. Powers that a
+    /// remembered refusal names are excluded.
     ///
     /// # Errors
-    /// When the memory cannot be read.
+    /// [`MemoryError`] if the memory cannot be read.
     fn standing(
         &self,
         context: &GrantContext,
@@ -135,12 +134,12 @@ pub trait Memory: Send + Sync {
     ) -> Result<Standing, MemoryError>;
 }
 
-/// Why the memory did not serve.
+/// Error of the memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct MemoryError(pub String);
 
-/// Remembers nothing.
+/// Memory that remembers nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoMemory;
 
@@ -156,16 +155,16 @@ impl Memory for NoMemory {
     }
 }
 
-/// The time.
+/// Port that returns the time.
 pub trait Clock: Send + Sync {
-    /// Milliseconds since the epoch (CLOCK_REALTIME): for events and expiry.
+    /// Returns milliseconds since the epoch (CLOCK_REALTIME), for events and expiry.
     fn wall_ms(&self) -> u64;
 
-    /// Milliseconds of a clock that never goes back: for deadlines.
+    /// Returns milliseconds of a clock that never goes back, for deadlines.
     fn monotonic_ms(&self) -> u64;
 }
 
-/// The machine's clocks.
+/// Clock of the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock {
     origin: std::time::Instant,

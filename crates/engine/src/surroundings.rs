@@ -1,7 +1,6 @@
-//! What an `allow` takes for granted of the place a command runs in, looked at:
-//! repositories that configure no driver, the person's own toolchain. The shell
-//! crate says what to look for; here the files are read. Must not know why a
-//! command needs it.
+//! Checks the conditions that an `allow` depends on in the environment of a command: repositories
+//! configure no driver, and the toolchain is the user's own. The shell crate lists the conditions;
+//! this module reads the files. It must not depend on why a command needs them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,7 +18,7 @@ const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
 /// Longest index that is read, in bytes.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 
-/// True if everything that must be looked at is as it must be.
+/// Returns whether all required conditions are met.
 pub fn hold(needed: &Neutralisation, request: &Request, home: &Path) -> bool {
     !needed.unknown_repository
         && needed.absent.iter().all(|path| is_absent(path.as_path()))
@@ -29,19 +28,19 @@ pub fn hold(needed: &Neutralisation, request: &Request, home: &Path) -> bool {
         && (!needed.rustup || toolchain(request, home).is_some())
 }
 
-/// True if nothing is at a path. What cannot be told is no.
+/// Returns whether nothing exists at a path. An error other than "not found" counts as false.
 fn is_absent(path: &Path) -> bool {
     path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// The directory that git takes for a repository in which `path` lies.
+/// Returns the directory above `path` that git takes for a repository.
 pub fn repository_around(path: &Path) -> Option<PathBuf> {
     let is_there = |path: &Path| path.symlink_metadata().is_ok();
     let is_one = |directory: &&Path| ["HEAD", "objects", "refs"].iter().all(|mark| is_there(&directory.join(mark)));
     path.ancestors().skip(1).find(is_one).map(Path::to_owned)
 }
 
-/// Takes out and puts in the variables that the run must carry.
+/// Removes and sets the variables that the run must carry.
 pub fn carry(needed: &Neutralisation, request: &Request, home: &Path, environment: &mut BTreeMap<String, RawText>) {
     environment.retain(|name, _| !needed.remove.iter().any(|beginning| name.starts_with(beginning)));
     let set = needed.environment.iter().map(|(name, value)| (name.clone(), RawText::from(value.as_str())));
@@ -51,14 +50,14 @@ pub fn carry(needed: &Neutralisation, request: &Request, home: &Path, environmen
     }
 }
 
-/// What decides which compiler `cargo` is.
+/// Source of the compiler that `cargo` uses.
 enum Toolchain {
-    /// No rustup, so that no file of a repository is asked.
+    /// Rustup is not installed, so that no file of a repository is read.
     Installed,
     Named(String),
 }
 
-/// `None` where it cannot be told.
+/// Returns the source of the compiler; `None` if it is unknown.
 fn toolchain(request: &Request, home: &Path) -> Option<Toolchain> {
     let own = home.join(".rustup");
     let given = request.environment.get("RUSTUP_HOME").map(RawText::as_path);
@@ -74,25 +73,24 @@ fn toolchain(request: &Request, home: &Path) -> Option<Toolchain> {
     }
 }
 
-/// True if no repository that git could find from a directory names a driver
-/// or holds a submodule. Every one above counts, because git goes on where one
-/// is broken.
+/// Returns whether no repository that git could find from a directory names a driver or contains a
+/// submodule. Every repository above counts, because git skips a broken one.
 fn is_plain(directory: &Path) -> bool {
     let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
     all_around(&directory, is_plain_configuration, &|_| true)
 }
 
-/// True if no repository that git could find from a directory configures anything that git
-/// starts while it changes it. A directory that is not there yet may become one.
+/// Returns whether no repository that git could find from a directory configures a program that git
+/// starts while it changes the repository. A directory that does not exist may become one.
 fn is_quiet(directory: &Path) -> bool {
     let Ok(directory) = fs::canonicalize(directory) else { return false };
-    // Also one without a work tree of its own, whose configuration may name one.
+    // Also for a repository without a work tree of its own, whose configuration may name one.
     repository_around(&directory.join("within")).is_none()
         && all_around(&directory, is_quiet_configuration, &has_quiet_hooks)
 }
 
-/// True if each repository around a directory has such a configuration, no submodules, and
-/// hooks that are as they must be.
+/// Returns whether each repository around a directory has a valid configuration, no submodules and
+/// valid hooks.
 fn all_around(directory: &Path, configuration: fn(&[u8]) -> bool, hooks: &dyn Fn(&Path) -> bool) -> bool {
     let is_fine = |git: &Path| {
         common_of(git).is_some_and(|common| is_as_told(git, &common, configuration) && hooks(&common.join("hooks")))
@@ -114,12 +112,12 @@ fn has_quiet_hooks(hooks: &Path) -> bool {
     }
 }
 
-/// True if no variable of the caller's leads git to another repository or configuration.
+/// Returns whether no variable of the caller directs git to another repository or configuration.
 fn has_usual_environment(request: &Request, home: &Path) -> bool {
-    // Who is told of, and what only an exchange with another host asks for.
+    // Names of persons, and settings that only an exchange with another host uses.
     const HARMLESS: &[&str] =
         &["GIT_AUTHOR_", "GIT_COMMITTER_", "GIT_SSL_", "GIT_TERMINAL_PROMPT", "GIT_OPTIONAL_LOCKS"];
-    // Only well-known programs pass by these: see `effective_environment`.
+    // Only well-known programs can have these values here: see `effective_environment`.
     const PROGRAMS: &[&str] = &["GIT_EDITOR", "GIT_SEQUENCE_EDITOR", "GIT_PAGER"];
     request.environment.iter().all(|(name, value)| match name.as_str() {
         "HOME" => value.as_path() == home,
@@ -131,7 +129,7 @@ fn has_usual_environment(request: &Request, home: &Path) -> bool {
     })
 }
 
-/// True if the person's own configuration leaves hooks in the repositories they belong to.
+/// Returns whether the user's own configuration leaves the hooks in their repositories.
 fn has_usual_hooks(home: &Path) -> bool {
     let own = [home.join(".gitconfig"), home.join(".config/git/config"), PathBuf::from("/etc/gitconfig")];
     own.iter().all(|file| match fs::metadata(file) {
@@ -140,13 +138,13 @@ fn has_usual_hooks(home: &Path) -> bool {
     })
 }
 
-/// Where a `.git` file (worktrees, submodules) points: gitrepository-layout(5).
+/// Returns the target of a `.git` file (worktrees, submodules): gitrepository-layout(5).
 fn pointed_to(file: &Path, beside: &Path) -> Option<PathBuf> {
     let text = String::from_utf8(read(file, 4096)?).ok()?;
     Some(beside.join(text.strip_prefix("gitdir: ")?.trim_end_matches(['\n', '\r'])))
 }
 
-/// The repository whose configuration and hooks hold in this one.
+/// Returns the repository whose configuration and hooks apply to this one.
 fn common_of(git: &Path) -> Option<PathBuf> {
     match fs::metadata(git.join("commondir")) {
         Err(_) => Some(git.to_owned()),
@@ -166,14 +164,14 @@ fn is_as_told(git: &Path, common: &Path, configuration: fn(&[u8]) -> bool) -> bo
     plain && whole && !has_shared_index(git) && !has_shared_index(common)
 }
 
-/// True if entries of the index stand in another file.
+/// Returns whether entries of the index are in another file.
 fn has_shared_index(git: &Path) -> bool {
     fs::read_dir(git).is_ok_and(|entries| {
         entries.flatten().any(|entry| entry.file_name().as_encoded_bytes().starts_with(b"sharedindex."))
     })
 }
 
-/// A regular file that is not too long.
+/// Reads a regular file that is not too long.
 fn read(path: &Path, bytes_max: u64) -> Option<Vec<u8>> {
     let found = fs::metadata(path).ok().filter(|found| found.is_file() && found.len() <= bytes_max)?;
     let mut text = Vec::with_capacity(usize::try_from(found.len()).ok()?);
@@ -203,7 +201,7 @@ mod tests {
         write(&top.join("a/.git/config"), "[filter \"x\"]\n\tclean = x\n");
         assert!(!is_plain(&inner));
         assert!(is_plain(top));
-        // A work tree: `.git` is a file, its configuration is that of another.
+        // A work tree: `.git` is a file, and its configuration is in another repository.
         fs::remove_dir_all(top.join("a/.git")).ok();
         write(&top.join("a/.git"), "gitdir: ../.git/worktrees/a\n");
         write(&top.join(".git/worktrees/a/commondir"), "../..\n");
@@ -237,7 +235,7 @@ mod tests {
         write(&top.join(".git/config"), "[core]\n\thooksPath = x\n");
         assert!(!is_quiet(&inner) && is_plain(&inner));
         write(&top.join(".git/config"), "");
-        // One without a work tree of its own.
+        // A repository without a work tree of its own.
         for part in ["HEAD", "objects/x", "refs/x"] {
             assert!(is_quiet(&inner), "{part}");
             write(&top.join("a").join(part), "");

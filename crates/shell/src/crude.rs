@@ -1,7 +1,6 @@
-//! The last look at texts that are not parsed: too long, too deep, or not read
-//! in time. Finds literal denials, and effects that need consent, where a command
-//! could stand, and says nothing else: such a text is one to ask about anyway. Work grows with the length of
-//! the text alone.
+//! Fallback scan of texts that are not parsed: too long, too deep, or not parsed in time. It finds
+//! literal denials, and effects that need consent, at positions of commands. It reports nothing
+//! else, because such a text is `ask` anyway. Its work is linear in the length of the text.
 
 use crate::budget::Budget;
 use crate::judge::Judge;
@@ -11,19 +10,18 @@ use crate::words::{Argument, Flow};
 
 /// Deepest nesting that is parsed; the parser's own cost grows with it.
 const MAX_OPEN: usize = 56;
-/// Longest row of `!`.
+/// Longest sequence of `!`.
 const MAX_NEGATIONS: usize = 24;
-/// Most places that are judged.
+/// Most positions that are classified.
 const MAX_PLACES: usize = 100;
-/// Most arguments of an unknown program that are looked at, and most commands that are
-/// judged among them.
+/// Most arguments of an unknown program that are scanned, and most commands among them that are
+/// classified.
 const MAX_ARGUMENTS: usize = 64;
 const MAX_COMMANDS_AMONG: usize = 4;
-/// Longest stretch that is read as one command, in bytes.
+/// Longest text that is read as one command, in bytes.
 const MAX_COMMAND: usize = 512;
 
-/// Programs that can be denied by what their words say, beside those of the
-/// table of hazards.
+/// Programs whose arguments can lead to a denial, besides those of the hazard table.
 const WORTH_A_LOOK: &[&[u8]] = &[
     b"rm",
     b"mv",
@@ -53,15 +51,15 @@ const WORTH_A_LOOK: &[&[u8]] = &[
     b"eval",
 ];
 
-/// Words after which a command stands.
+/// Words that a command can follow.
 const LEADS: &[&[u8]] = &[
     b"then", b"do", b"else", b"elif", b"if", b"while", b"until", b"!", b"time", b"sudo", b"doas", b"exec", b"command",
-    b"nohup", b"env", b"eval", b"xargs", b"coproc", // What debuggers and expect(1) call it.
+    b"nohup", b"env", b"eval", b"xargs", b"coproc", // Names in debuggers and expect(1).
     b"shell", b"spawn", b"system",
 ];
 
-/// True if a text is nested more deeply than is worth parsing. Counted by bytes,
-/// quotes ignored: a text with that many brackets is not reviewed either way.
+/// Returns whether a text is nested too deeply to be parsed. Counts bytes and ignores quotes: a
+/// person does not review so many brackets in either case.
 pub(crate) fn is_too_deep(text: &[u8]) -> bool {
     let (mut open, mut negations) = (0usize, 0usize);
     for word in text.split(|b| matches!(b, b' ' | b'\t' | b'\n' | b';')) {
@@ -89,8 +87,8 @@ pub(crate) fn is_too_deep(text: &[u8]) -> bool {
     false
 }
 
-/// Judges what stands in the text literally. The looks of one assessment share
-/// one budget of their own.
+/// Scans the text for literal commands and forms. All scans of one assessment share a budget of
+/// their own.
 pub(crate) fn look(judge: &mut Judge, text: &[u8]) {
     forms(judge, text);
     let own = std::mem::replace(&mut judge.last_look, Budget::of(0));
@@ -99,7 +97,7 @@ pub(crate) fn look(judge: &mut Judge, text: &[u8]) {
     judge.last_look = std::mem::replace(&mut judge.budget, outer);
 }
 
-/// Judges what stands where a command could.
+/// Classifies the commands at possible positions.
 fn commands(judge: &mut Judge, text: &[u8]) {
     let mut places = 0;
     let mut at = 0;
@@ -117,7 +115,7 @@ fn commands(judge: &mut Judge, text: &[u8]) {
         if leads && could_be_named(name) && judge.budget.spend(1) && is_worth_a_look(name) {
             places += 1;
             let end = command(judge, &text[at..], at);
-            // A wrapper was seen through: what it runs was judged with it.
+            // The command after a wrapper was classified with it.
             if matches!(name, b"env" | b"sudo" | b"doas") {
                 at += end.max(1);
                 leads = true;
@@ -129,12 +127,12 @@ fn commands(judge: &mut Judge, text: &[u8]) {
     }
 }
 
-/// What a byte is for the last look.
+/// Kind of a byte for the fallback scan.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Word,
     Blank,
-    /// A command may stand behind it.
+    /// A command may follow it.
     Lead,
     Other,
 }
@@ -157,11 +155,11 @@ const KINDS: [Kind; 256] = {
     kinds
 };
 
-/// Longest word of [`LEADS`].
+/// Length of the longest word of [`LEADS`].
 const LONGEST_LEAD: usize = 7;
 
-/// The first two letters of every program that is worth a look: a row for each
-/// first letter, a bit for each second one.
+/// First two letters of every program to check: a row for each first letter, a bit for each second
+/// one.
 const BEGINNINGS: [u32; 26] = {
     let mut rows = [0; 26];
     let mut at = 0;
@@ -194,8 +192,7 @@ const fn with_beginning(mut rows: [u32; 26], name: &[u8]) -> [u32; 26] {
     rows
 }
 
-/// False if no program that is worth a look begins like this: most words end
-/// here.
+/// Returns false if no program to check begins like this, which excludes most words.
 fn could_be_named(name: &[u8]) -> bool {
     match name {
         [b'a'..=b'z'] | [] => false,
@@ -206,12 +203,12 @@ fn could_be_named(name: &[u8]) -> bool {
     }
 }
 
-/// True if words behind this program can be denied or need consent.
+/// Returns whether the arguments of this program can be denied or need consent.
 fn is_worth_a_look(name: &[u8]) -> bool {
     WORTH_A_LOOK.contains(&name) || hazards::of(name).next().is_some() || impacts::of(name).next().is_some()
 }
 
-/// Looks for a command behind wrappers that are too many to be peeled.
+/// Looks for a command after wrappers that are too many to be removed.
 pub(crate) fn look_behind(judge: &mut Judge, arguments: &[Argument], at: (usize, usize)) {
     const LEADING: &[&[u8]] = &[b"env", b"sudo", b"sh", b"bash"];
     let place = arguments.iter().position(|argument| {
@@ -225,9 +222,9 @@ pub(crate) fn look_behind(judge: &mut Judge, arguments: &[Argument], at: (usize,
     }
 }
 
-/// Looks among the arguments of a program of which it is not known what it does with
-/// them: it may run them as a command, or a text in them as a script. Says what is
-/// denied there or needs consent, and nothing else; such a program is one to ask about anyway.
+/// Scans the arguments of a program whose use of them is unknown. The program may run them as a
+/// command, or a text in them as a script. Reports denials and effects that need consent, and
+/// nothing else, because such a program is `ask` anyway.
 pub(crate) fn look_among(judge: &mut Judge, arguments: &[Argument], at: (usize, usize)) {
     let needs = judge.capabilities.clone();
     let mut places = 0;
@@ -257,8 +254,7 @@ pub(crate) fn look_among(judge: &mut Judge, arguments: &[Argument], at: (usize, 
     judge.capabilities = needs;
 }
 
-/// Reads up to the end of a command, quotes and backslashes taken out. How long
-/// it is.
+/// Reads up to the end of a command, without quotes and backslashes. Returns its length.
 fn command(judge: &mut Judge, text: &[u8], at: usize) -> usize {
     let end = text.iter().take(MAX_COMMAND).position(|b| b";&|\n`)".contains(b)).unwrap_or(text.len().min(MAX_COMMAND));
     let plain: Vec<u8> = text[..end].iter().copied().filter(|b| !b"'\"\\".contains(b)).collect();
@@ -273,7 +269,7 @@ fn command(judge: &mut Judge, text: &[u8], at: usize) -> usize {
     end
 }
 
-/// Forms that are no commands.
+/// Finds forms that are no commands.
 fn forms(judge: &mut Judge, text: &[u8]) {
     const FORMS: &[(&[u8], &str)] = &[
         (b":(){ :|:& };:", "process-bomb"),
@@ -283,7 +279,7 @@ fn forms(judge: &mut Judge, text: &[u8]) {
         (b"> /dev/nvme", "destroys-disk"),
         (b"/dev/tcp/", "reverse-shell"),
     ];
-    // One pass: the text may be long, and time is counted.
+    // A single pass, because the text may be long and the work is limited.
     let mut found = [false; FORMS.len()];
     for (at, _) in text.iter().enumerate().filter(|(_, byte)| b":>/".contains(byte)) {
         for ((form, code), found) in FORMS.iter().zip(&mut found) {

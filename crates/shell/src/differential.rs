@@ -1,7 +1,7 @@
-//! The judge against bash itself. Scripts are made from a seed; bash runs those
-//! that the judge allows, with every program and most builtins replaced by one
-//! that writes down its words. What bash ran must be among what the judge saw,
-//! word for word: a command that was not seen is a way past the judge.
+//! Comparison of the classifier with bash. Scripts are generated from a seed. Bash runs those that
+//! the classifier allows. Every program and most builtins are replaced by a stub that records its
+//! arguments. Every command of bash must be among the commands that the classifier saw, word for
+//! word. A command that it did not see would be a bypass.
 #![allow(clippy::disallowed_methods, reason = "the test starts bash")]
 
 use std::collections::BTreeMap;
@@ -17,8 +17,7 @@ use crate::script::Atom;
 use crate::words::Argument;
 use crate::{Context, walked};
 
-/// Programs that leave a record instead of doing anything. `touch` and `m` stand
-/// for what nobody may run.
+/// Programs that only leave a record. `touch` and `m` represent forbidden programs.
 const STUBS: &[&str] = &[
     "ls",
     "cat",
@@ -52,14 +51,14 @@ const STUBS: &[&str] = &[
     "command-stub",
 ];
 
-/// Builtins that are switched off, so that the stubs are run.
+/// Disabled builtins, so that the stubs are run.
 const PRELUDE: &str = "enable -n echo printf true false pwd test [\n";
 
-/// Scripts run as this user where the test runs as root: a script that the
-/// judge misreads must not reach the machine.
+/// User that runs the scripts if the test runs as root, so that a misread script cannot damage the
+/// machine.
 const NOBODY: u32 = 65534;
 
-/// What scripts begin as.
+/// Starting points for scripts.
 const TEMPLATES: &[&str] = &[
     "ls -la src",
     "cat a b | head -n 1",
@@ -92,7 +91,7 @@ const TEMPLATES: &[&str] = &[
     "env LC_ALL=C sort a; time ls",
 ];
 
-/// What is put in, or in the place of something.
+/// Texts to insert or to substitute.
 const PIECES: &[&str] = &[
     "'",
     "\"",
@@ -211,7 +210,7 @@ impl Random {
         of[self.below(of.len())]
     }
 
-    /// A template or two with a few changes.
+    /// Returns one or two templates with a few changes.
     fn script(&mut self) -> Vec<u8> {
         let mut text = self.one(TEMPLATES).as_bytes().to_vec();
         if self.below(3) == 0 {
@@ -235,7 +234,7 @@ impl Random {
     }
 }
 
-/// A directory with the stubs and a few files.
+/// Directory with the stubs and a few files.
 struct Ground {
     _directory: tempfile::TempDir,
     root: PathBuf,
@@ -251,7 +250,7 @@ impl Ground {
         fs::create_dir_all(&root).unwrap();
         fs::create_dir(&stubs).unwrap();
         let trace = top.join("trace");
-        // Nobody in particular may write here, and nowhere else.
+        // An unprivileged user may write here, and nowhere else.
         let open = |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
         [top, &stubs, &root].into_iter().for_each(open);
         let record = format!(
@@ -282,7 +281,7 @@ impl Ground {
         }
     }
 
-    /// The commands bash runs, and whether a file appeared or went.
+    /// Returns the commands that bash runs, and whether a file appeared or disappeared.
     fn run(&self, script: &[u8], status: &str) -> (Vec<Vec<Vec<u8>>>, bool) {
         use std::os::unix::ffi::OsStrExt;
         let _ = fs::remove_file(&self.trace);
@@ -305,7 +304,7 @@ impl Ground {
     }
 }
 
-/// Records are a count, a name and as many words.
+/// Parses records: a count, a name and as many words.
 fn read_trace(text: &[u8]) -> Vec<Vec<Vec<u8>>> {
     let mut fields = text.split(|b| *b == 0);
     let mut out = Vec::new();
@@ -315,8 +314,8 @@ fn read_trace(text: &[u8]) -> Vec<Vec<Vec<u8>>> {
     out
 }
 
-/// True if a word that was seen is the word that was run; what only the shell
-/// could know may be anything, and may be nothing or several words.
+/// Returns whether the classifier's words fit the words of the command. A part that only the shell
+/// can know may be anything, also no word or several words.
 fn fits(seen: &[Argument], ran: &[Vec<u8>]) -> bool {
     let Some((first, rest)) = seen.split_first() else { return ran.is_empty() };
     if first.is_dynamic() || first.is_glob() {
@@ -366,7 +365,7 @@ fn play(seed: u64, rounds: usize) -> Tally {
     let mut before: BTreeMap<Vec<u8>, ()> = BTreeMap::new();
     for _ in 0..rounds {
         let script = random.script();
-        // execve takes no NUL, so that bash never sees one.
+        // execve does not accept a NUL, so that bash never sees one.
         if !script.contains(&0) && before.insert(script.clone(), ()).is_none() {
             compare(&ground, &script, &mut tally);
         }
@@ -386,7 +385,8 @@ fn what_bash_runs_is_what_was_seen() {
     );
 }
 
-/// The ground sees what it should: bash's own reading of what the judge asks about.
+/// Checks the recording itself: it contains bash's own commands for a script that the classifier
+/// does not allow.
 #[test]
 fn the_ground_records_what_bash_runs() {
     let ground = Ground::new();
@@ -397,7 +397,7 @@ fn the_ground_records_what_bash_runs() {
     assert!(changed);
 }
 
-/// Many more, for a night: `cargo test --lib -- --ignored differential`.
+/// Runs many more scripts, for hours: `cargo test --lib -- --ignored differential`.
 #[test]
 #[ignore = "takes hours"]
 fn what_bash_runs_is_what_was_seen_for_long() {

@@ -1,7 +1,7 @@
-//! Names against patterns. It must not know paths: there is no `/` here.
+//! Matches names against patterns. It must not depend on paths: there is no `/` here.
 
-/// `*` stands for any run of bytes, everything else for itself; ASCII case is
-/// ignored.
+/// Returns whether the pattern matches. `*` matches any bytes, every other byte matches itself;
+/// ASCII case is ignored.
 pub(crate) fn name_matches(pattern: &[u8], name: &[u8]) -> bool {
     // Most names end in another letter.
     if let (Some(wanted), Some(last)) = (pattern.last(), name.last())
@@ -13,12 +13,12 @@ pub(crate) fn name_matches(pattern: &[u8], name: &[u8]) -> bool {
     glob_matches(pattern, name, false)
 }
 
-/// `*` stands for any run of bytes, and with `any_one` each `?` and `[...]` for
-/// any one; ASCII case is ignored. Both may be hostile: only the last `*` is gone
-/// back to, so the time grows with the product of both lengths and no more.
+/// Returns whether the pattern matches. `*` matches any bytes; with `any_one`, each `?` and `[...]`
+/// matches any one byte; ASCII case is ignored. Both arguments may be hostile. Only the last `*` is
+/// retried, so the time is at most proportional to the product of both lengths.
 pub(crate) fn glob_matches(pattern: &[u8], name: &[u8], any_one: bool) -> bool {
     let (mut at, mut seen) = (0, 0);
-    // After the last `*`, and how far it reaches.
+    // Position after the last `*`, and the end of its match.
     let mut star: Option<(usize, usize)> = None;
     loop {
         let here = name.get(seen);
@@ -84,7 +84,7 @@ mod tests {
         }
     }
 
-    /// It was exponential once: each `*` tried every length after each other.
+    /// An earlier version took exponential time: each `*` tried every length for each other.
     #[test]
     fn many_wildcards_end_soon() {
         let pattern = "*a".repeat(20_000);

@@ -1,17 +1,16 @@
-//! One command after expansion, as rules and readers see it. Must not know what
-//! any program does.
+//! Command after expansion, as rules and readers use it. It must not depend on any program.
 
 use std::cell::OnceCell;
 
 use crate::words::{Argument, Flow};
 
-/// One command ready to be judged.
+/// Command that is ready to be classified.
 pub(crate) struct Invocation {
     /// The program's name without directories.
     pub name: Vec<u8>,
-    /// True if it was named with a directory.
+    /// True if the name contains a directory.
     pub qualified: bool,
-    /// Without the program.
+    /// Arguments without the program.
     pub arguments: Vec<Argument>,
     pub stdin: Flow,
     pub span: (usize, usize),
@@ -29,17 +28,17 @@ impl Invocation {
         Self { name, qualified, arguments, stdin, span, texts: OnceCell::new() }
     }
 
-    /// The values that are in the text, patterns included.
+    /// Returns the values that are in the text, patterns included.
     pub(crate) fn texts(&self) -> &[Vec<u8>] {
         self.texts.get_or_init(|| self.arguments.iter().map(Argument::shown).collect())
     }
 
-    /// True if an argument is exactly this.
+    /// Returns whether an argument is exactly this.
     pub(crate) fn has(&self, text: &str) -> bool {
         self.texts().iter().any(|t| t == text.as_bytes())
     }
 
-    /// The first argument that is no option.
+    /// Returns the first argument that is no option.
     pub(crate) fn first_operand(&self) -> Option<&[u8]> {
         self.texts().iter().map(Vec::as_slice).find(|t| !t.starts_with(b"-"))
     }

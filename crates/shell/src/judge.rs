@@ -1,7 +1,6 @@
-//! The walk over a script: one pass, every statement, every redirection, every
-//! nested script. Keeps what the shell would keep (directory, variables,
-//! functions) and what flows through pipes; the answer is the maximum of all
-//! findings. What a single command means is asked of `rules` and `readers`.
+//! Walk over a script in one pass: every statement, every redirection, every nested script. It
+//! tracks the shell's state (directory, variables, functions) and the data in pipes. The result is
+//! the maximum of all findings. `rules` and `readers` classify single commands.
 
 use std::collections::BTreeSet;
 
@@ -16,34 +15,34 @@ use crate::words::{Argument, Flow, Value, Values, expand};
 use crate::wrappers::Runs;
 use crate::{Context, crude, paths, readers, rules, wrappers};
 
-/// Most commands looked at before the rest counts as too much to review.
+/// Most commands that are classified; more are too much to review.
 const MAX_COMMANDS: usize = 2000;
-/// More commands than a person reviews.
+/// Number of commands that is too large for a person to review.
 const REVIEW_COMMANDS: usize = 60;
-/// How deep scripts in scripts and wrappers in wrappers are followed.
+/// Deepest nesting of scripts in scripts and wrappers in wrappers.
 const MAX_NESTING: usize = 12;
-/// Deepest stack of statements followed.
+/// Deepest nesting of statements.
 const MAX_DEPTH: usize = 60;
-/// Most values of a loop that are played through.
+/// Most values of a loop that are tried.
 const MAX_LOOP_VALUES: usize = 16;
 
-/// Work one assessment may be, in units. Beyond it the rest is not understood.
+/// Most work of one assessment, in units. Any remaining text counts as not understood.
 const WALK_UNITS: u64 = 100_000;
-/// Work the last looks at texts that were not read may be, in units.
+/// Most work of the fallback scans of unparsed texts, in units.
 const LAST_LOOK_UNITS: u64 = 60_000;
-/// Longest value of a variable that is followed, in bytes.
+/// Longest value of a variable that is tracked, in bytes.
 const MAX_VALUE: usize = 4096;
-/// What looking at one statement, one command, one of its words and one of the
-/// arguments that a program is known by costs, in units of the budget.
+/// Cost of one statement, one command, one of its words, and one argument that a known program may
+/// take, in units of the budget.
 const UNITS_PER_STATEMENT: u64 = 10;
 const UNITS_PER_COMMAND: u64 = 60;
 const UNITS_PER_WORD: usize = 10;
 const UNITS_PER_ARGUMENT: u64 = 30;
 
-/// Most findings kept; one that is stricter or reaches further is always kept.
+/// Most findings that are kept; a finding that is stricter or has a greater impact is always kept.
 const MAX_FINDINGS: usize = 200;
 
-/// The walk's state.
+/// State of the walk.
 pub(crate) struct Judge<'c> {
     pub context: &'c Context,
     pub findings: Vec<Finding>,
@@ -52,15 +51,15 @@ pub(crate) struct Judge<'c> {
     pub scope: Scope,
     pub seen: Seen,
     pub budget: Budget,
-    /// For looks at what was more work than it may be.
+    /// Budget for the fallback scans.
     pub last_look: Budget,
-    /// Set while a script inside an argument is walked: findings point there.
+    /// Set while a script in an argument is walked: its findings have this span.
     fixed_span: Option<(usize, usize)>,
     commands: usize,
     nesting: usize,
     depth: usize,
     pub endless_loop: usize,
-    /// What the run must take away, and in which directory.
+    /// Repository settings that the run must neutralise, with their directories.
     pub neutralised: BTreeSet<(&'static str, Option<Vec<u8>>)>,
     /// Every command that was seen, for the comparison with bash.
     #[cfg(test)]
@@ -111,7 +110,7 @@ impl<'c> Judge<'c> {
         }
     }
 
-    /// Records one observation, once per place.
+    /// Records one observation, once for each span.
     fn find(&mut self, (tier, impact): (Tier, Impact), code: &str, message: &str, at: (usize, usize)) {
         let at = self.fixed_span.unwrap_or(at);
         let place = Some(span(at));
@@ -132,17 +131,17 @@ impl<'c> Judge<'c> {
         self.find((Tier::Deny, rules::impact::of_denial(code)), code, message, at);
     }
 
-    /// Records an effect that no sandbox contains or no undo takes back.
+    /// Records an effect that no sandbox contains or that cannot be undone.
     pub(crate) fn affect(&mut self, impact: Impact, code: &str, message: &str, at: (usize, usize)) {
         self.find((Tier::Ask, impact), code, message, at);
     }
 
-    /// An absolute form of the path an argument names.
+    /// Returns the absolute form of the path in an argument.
     pub(crate) fn path(&self, argument: &Argument) -> Option<Vec<u8>> {
         paths::absolute(&argument.pattern()?, self.scope.cwd.as_deref())
     }
 
-    /// True if a part was left out because it was too much.
+    /// Returns whether a part was omitted because it was too much.
     pub(crate) fn is_cut_short(&self) -> bool {
         self.commands > MAX_COMMANDS || self.budget.is_spent()
     }
@@ -163,7 +162,7 @@ impl<'c> Judge<'c> {
         out
     }
 
-    /// Walks statements in a child shell: nothing of its state comes back.
+    /// Walks statements in a child shell, which does not change the state.
     fn child(&mut self, statements: &[Statement], stdin: &Flow) -> Flow {
         let scope = self.scope.clone();
         let flow = self.block(statements, stdin);
@@ -278,7 +277,7 @@ impl<'c> Judge<'c> {
         out
     }
 
-    /// Expands words; nested scripts are walked on the way.
+    /// Expands words; walks nested scripts on the way.
     fn words(&mut self, words: &[Word]) -> Vec<Argument> {
         let mut out = Vec::new();
         for word in words {
@@ -347,8 +346,7 @@ impl<'c> Judge<'c> {
         flow
     }
 
-    /// Judges redirections. What the command then reads, and the files it
-    /// writes.
+    /// Classifies redirections. Returns the command's input, and the files that it writes.
     fn redirects(&mut self, redirects: &[Redirect], stdin: &Flow) -> (Flow, Vec<Vec<u8>>) {
         let mut input = stdin.clone();
         let mut written = Vec::new();
@@ -402,8 +400,8 @@ impl<'c> Judge<'c> {
         flow
     }
 
-    /// Judges one command: sees through wrappers, then asks the rules and the
-    /// readers. What comes out of it.
+    /// Classifies one command: removes wrappers, then asks the rules and the readers. Returns its
+    /// output.
     pub(crate) fn command(&mut self, arguments: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
         self.nesting += 1;
         let bytes: usize = arguments.iter().map(|argument| argument.atoms.len() + UNITS_PER_WORD).sum();
@@ -511,7 +509,7 @@ impl<'c> Judge<'c> {
         flow
     }
 
-    /// Judges a wrapper by itself. What it brings in.
+    /// Classifies a wrapper by itself. Returns the data that it adds.
     fn wrapper(&mut self, name: &[u8], peeled: &wrappers::Peeled, stdin: &Flow, at: (usize, usize)) -> Flow {
         let arguments = peeled.options.iter().chain(&peeled.command).cloned().collect();
         let stdin = Flow { literal: None, ..stdin.clone() };
@@ -529,13 +527,13 @@ impl<'c> Judge<'c> {
         flow
     }
 
-    /// A command in a container or on another host: its paths are not ours, so
-    /// that only what leaves or enters the text counts.
+    /// Classifies a command in a container or on another host. Its paths are not those of this
+    /// machine. Only data counts that leaves or enters the text.
     fn elsewhere(&mut self, name: &[u8], command: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
         const KEPT: &[&str] = &["exfiltration", "reverse-shell", "fetch-and-run", "encoded-and-run", "process-bomb"];
         let before = self.findings.len();
         let needs = self.capabilities.clone();
-        // A remote login gives the words, joined, to a shell.
+        // A remote login passes the joined words to a shell.
         let flow = if matches!(name, b"ssh" | b"slogin" | b"autossh" | b"rsh") {
             rules::code::joined(self, &command, stdin, at)
         } else {
@@ -552,7 +550,7 @@ impl<'c> Judge<'c> {
         flow
     }
 
-    /// Walks a script that stands in an argument or comes through a pipe.
+    /// Walks a script in an argument or from a pipe.
     pub(crate) fn script(&mut self, text: &[u8], stdin: &Flow, at: (usize, usize)) -> Flow {
         if self.nesting > MAX_NESTING {
             self.ask("too-deep", "Scripts inside scripts, too deep to be reviewed.", at);
@@ -575,13 +573,13 @@ impl<'c> Judge<'c> {
         flow
     }
 
-    /// A variable takes a value from outside the text.
+    /// Sets a variable to a value from outside the text.
     pub(crate) fn set_unknown(&mut self, name: &[u8], flow: &Flow) {
         let flow = Flow { literal: None, ..flow.clone() };
         self.scope.variables.insert(name.to_vec(), Value::Unknown(flow));
     }
 
-    /// `cd` and its kin.
+    /// Handles `cd` and similar commands.
     pub(crate) fn change_directory(&mut self, target: Option<&Argument>, at: (usize, usize)) {
         self.scope.moves += 1;
         if self.scope.moves > 1 {

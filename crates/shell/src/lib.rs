@@ -1,13 +1,13 @@
-//! A command line to facts: which programs it would start, what it would read,
-//! write and reach, and what was not understood. The answer is advice: it
-//! decides how much to ask, never what a command is able to do.
+//! Classifier of command lines. It finds the programs that a command would start, the files and
+//! hosts that it would use, and the parts that were not understood. The result is advice: it
+//! decides how much to ask, never the permissions of a command.
 //!
-//! One parser, one pass; the tier is the maximum of all findings. `allow` means
-//! that every byte was understood and only known readers run. Anything dynamic,
-//! unknown, too long or too deep is `ask`. `deny` needs literal evidence.
+//! There is one parser and one pass; the tier is the maximum of all findings. `allow` means that
+//! every byte was understood and only known readers run. Anything dynamic, unknown, too long or too
+//! deep is `ask`. `deny` needs literal evidence.
 //!
-//! This crate does no I/O: it sees text and three paths. It does not resolve
-//! links, does not look programs up, and knows no policy.
+//! This crate does no I/O: its input is text and three paths. It does not resolve symbolic links,
+//! does not look programs up, and knows no policy.
 
 #![forbid(unsafe_code)]
 
@@ -44,14 +44,14 @@ use crate::words::{Argument, Flow};
 pub use crate::neutralise::{Neutralisation, default_toolchain, has_no_submodules, is_plain_configuration};
 pub use crate::quiet::{is_quiet_configuration, is_quiet_hook, leaves_hooks};
 
-/// Codes of findings about text that was not read.
+/// Codes of findings about text that was not parsed.
 const NOT_UNDERSTOOD: &str = "not-understood";
 const TOO_DEEP: &str = "too-deep";
 
-/// Longest arguments that are all looked at, in bytes.
+/// Length of arguments up to which all are classified, in bytes.
 const MAX_ARGUMENTS: usize = 64 << 10;
 
-/// Where a command would run.
+/// Environment of a command.
 #[derive(Clone, Debug)]
 pub struct Context {
     /// The working directory: absolute, canonical.
@@ -60,59 +60,59 @@ pub struct Context {
     pub home: RawText,
     /// The root of the workspace: absolute, canonical.
     pub workspace: RawText,
-    /// True if the runner does what [`Judged::neutralisation`] says. Where it
-    /// does not, commands that would obey what a repository configures are `ask`.
+    /// True if the run applies [`Judged::neutralisation`]. If false, commands that would obey a
+    /// repository's configuration are `ask`.
     pub neutralised: bool,
 }
 
-/// An assessment, and what its run must carry.
+/// Assessment, with the settings that its run must carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judged {
-    /// What the text shows.
+    /// The assessment of the text.
     pub assessment: Assessment,
-    /// What must be taken away from a repository for an `allow` to hold. For `ask` it is only
-    /// what must be looked at for the findings to hold: a person may decide there, and hooks
-    /// may be wanted. Empty for `deny`.
+    /// Repository settings to neutralise so that an `allow` holds. For `ask`, it contains only the
+    /// conditions to check so that the findings hold: a person may decide there, and hooks may be
+    /// intended. Empty for `deny`.
     pub neutralisation: Neutralisation,
-    /// The effects that need consent and the programs that have them, as far as the text shows
-    /// both: what a yes to the command agrees to.
+    /// The effects that need consent, with their programs, as far as the text shows both. An
+    /// approval of the command includes them.
     pub effects: Vec<EffectUse>,
 }
 
-/// An effect of a program that is about to start, which no sandbox contains or no undo takes back.
+/// Effect of a program that is about to start, which no sandbox contains or which cannot be undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Effect {
-    /// Which, by which program; none where its name is not one word.
+    /// The effect with its program; `None` if the program's name is not one word.
     pub wanted: Option<EffectUse>,
-    /// One sentence for a person.
+    /// Sentence for a person.
     pub message: &'static str,
 }
 
-/// Whether a program of this name, without directories, may have such an effect: a look at a
-/// table, for every program that is started.
+/// Returns whether a program of this name, without directories, may have such an effect. The cost
+/// is one table lookup, because it runs for every started program.
 pub fn may_have_effect(program: &[u8]) -> bool {
     rules::impact::is_known(program)
 }
 
-/// The effects of a program that is started with these arguments, its own name not among them.
+/// Returns the effects of a program with these arguments, without its own name.
 pub fn effects_of(program: &[u8], arguments: &[Vec<u8>]) -> Vec<Effect> {
     let of_code = |(code, message)| Effect { wanted: EffectUse::new(code, program), message };
     rules::impact::of_program(program, arguments).into_iter().map(of_code).collect()
 }
 
-/// What a command makes of its standard input.
+/// Use of a command's standard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
     /// Data, as far as the text shows.
     Data,
-    /// A program in a language that is not the shell's.
+    /// A program in a language other than the shell's.
     Program,
-    /// Commands of the shell; also where that cannot be told.
+    /// Commands of the shell; also if the use is unknown.
     Commands,
 }
 
-/// What a command makes of its standard input. That of a program in a file, or
-/// that starts others by itself, is not known and counts as data.
+/// Returns how a command uses its standard input. A program in a file, or one that starts others by
+/// itself, is unknown and counts as data.
 pub fn takes(command: &Command, context: &Context) -> Takes {
     let (judge, length) = match command {
         Command::Script(script) => (walked(script.as_bytes(), context), script.as_bytes().len()),
@@ -128,30 +128,29 @@ pub fn takes(command: &Command, context: &Context) -> Takes {
     }
 }
 
-/// False where a part of the text could not be read: it is no whole script, or
-/// not one that is understood.
+/// Returns false if a part of the text could not be parsed: the script is incomplete or not
+/// understood.
 pub fn is_understood(assessment: &Assessment) -> bool {
     !assessment.findings.iter().any(|found| found.code == NOT_UNDERSTOOD)
 }
 
-/// Assesses a script as given to `bash -c`. Never fails: what cannot be read is
-/// `ask`.
+/// Assesses a script as passed to `bash -c`. Never fails: unparsable text is `ask`.
 pub fn assess_script(script: &[u8], context: &Context) -> Assessment {
     judge_script(script, context).assessment
 }
 
-/// Assesses a program and its arguments, which no shell expands. Spans point
-/// into the arguments joined by single blanks.
+/// Assesses a program and its arguments, which no shell expands. Spans refer to the arguments
+/// joined by single spaces.
 pub fn assess_argv(argv: &[RawText], context: &Context) -> Assessment {
     judge_argv(argv, context).assessment
 }
 
-/// As [`assess_script`], with what the run must carry.
+/// Does the same as [`assess_script`], and returns the settings that the run must carry.
 pub fn judge_script(script: &[u8], context: &Context) -> Judged {
     finish(walked(script, context), script.len())
 }
 
-/// The walk over a script.
+/// Walks over a script.
 fn walked<'c>(script: &[u8], context: &'c Context) -> Judge<'c> {
     let mut judge = Judge::new(context);
     judge.findings = text::findings(script, true);
@@ -185,13 +184,13 @@ fn walked<'c>(script: &[u8], context: &'c Context) -> Judge<'c> {
     judge
 }
 
-/// As [`assess_argv`], with what the run must carry.
+/// Does the same as [`assess_argv`], and returns the settings that the run must carry.
 pub fn judge_argv(argv: &[RawText], context: &Context) -> Judged {
     let (judge, length) = walked_argv(argv, context);
     finish(judge, length)
 }
 
-/// The walk over arguments, and the length of all of them.
+/// Walks over arguments; also returns their total length.
 fn walked_argv<'c>(argv: &[RawText], context: &'c Context) -> (Judge<'c>, usize) {
     let mut judge = Judge::new(context);
     let mut joined = Vec::new();
@@ -199,7 +198,7 @@ fn walked_argv<'c>(argv: &[RawText], context: &'c Context) -> (Judge<'c>, usize)
     for argument in argv {
         let start = joined.len();
         joined.extend_from_slice(argument.as_bytes());
-        // What comes later is not looked at one by one.
+        // Later arguments are not classified one by one.
         if start <= MAX_ARGUMENTS {
             let beginning = &joined[start..joined.len().min(start + MAX_ARGUMENTS)];
             arguments.push(Argument::known(beginning, (start, joined.len())));
@@ -221,8 +220,7 @@ fn walked_argv<'c>(argv: &[RawText], context: &'c Context) -> (Judge<'c>, usize)
     (judge, joined.len())
 }
 
-/// Looks for what is literally denied: in the first arguments, and for a shell in
-/// all of its script.
+/// Looks for literal denials: in the first arguments, and for a shell in its whole script.
 fn long_arguments(judge: &mut Judge, mut arguments: Vec<Argument>, joined: &[u8]) {
     let name = arguments.first().map(Argument::shown).unwrap_or_default();
     if rules::code::is_shell(name.rsplit(|b| *b == b'/').next().unwrap_or_default()) {
@@ -251,12 +249,12 @@ fn repository_configuration(length: usize) -> Finding {
 
 fn finish(judge: Judge, length: usize) -> Judged {
     let mut findings: Vec<Finding> = judge.findings;
-    // Bytes that are no text make the parser count beyond the end.
+    // With bytes that are not text, the parser counts beyond the end.
     for span in findings.iter_mut().filter_map(|f| f.span.as_mut()) {
         *span = Span { start: span.start.min(length), end: span.end.min(length) };
     }
-    // Nothing is taken away from the repository for a run that is not `allow`: it is only
-    // looked at, where that is enough.
+    // For a run that is not `allow`, repository settings are not neutralised. They are only
+    // checked, if that is sufficient.
     let looked_at = Neutralisation::looked_at(&judge.neutralised);
     if !judge.neutralised.is_empty() && looked_at.is_none() && findings.iter().any(|f| f.tier == Tier::Ask) {
         findings.push(repository_configuration(length));
@@ -271,7 +269,7 @@ fn finish(judge: Judge, length: usize) -> Judged {
         },
         Tier::Deny => Neutralisation::default(),
     };
-    // What is not known to read only may change the workspace.
+    // A command that is not known to read only may change the workspace.
     let least = if tier == Tier::Allow { Impact::Contained } else { Impact::Workspace };
     let impact = findings.iter().map(|f| f.impact).fold(least, Impact::max);
     let capabilities = judge.capabilities.into_iter().collect();

@@ -1,17 +1,16 @@
-//! Nodes of the syntax tree to words: quote removal, escapes, continuations.
-//! Every byte between quotes and expansions is read from the source, because
-//! the tree leaves some out; a byte that cannot stand where it stands makes
-//! the word opaque. Must not know what any program does.
+//! Converts nodes of the syntax tree to words: quote removal, escapes, continuations. Every byte
+//! between quotes and expansions is read from the source, because the tree omits some. A byte at an
+//! impossible position makes the word opaque. This module must not depend on any program.
 
 use tree_sitter::Node;
 
 use crate::parse::{Lowering, children};
 use crate::script::{Atom, Dynamic, Nested, NestedKind, Simple, Statement, Word};
 
-/// Stands for what is a number and nothing else.
+/// Represents a value that is certainly a number.
 const ANY_NUMBER: &[u8] = b"?";
 
-/// How a stretch of source is quoted.
+/// Quoting of a part of the source.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Quoting {
     None,
@@ -19,13 +18,13 @@ enum Quoting {
     HereDocument,
 }
 
-/// A word of unknown value around statements that were made out inside.
+/// Returns a word of unknown value, with the statements that were found inside.
 pub(crate) fn opaque(inside: Vec<Statement>, span: (usize, usize)) -> Word {
     let nested = vec![Nested { body: inside, kind: NestedKind::Effect }];
     Word { atoms: vec![Atom::Dynamic(Dynamic::Opaque)], nested, span, ..Word::default() }
 }
 
-/// Joins the second word to the first.
+/// Appends the second word to the first.
 pub(crate) fn append(first: &mut Word, second: &mut Word) {
     let offset = first.nested.len();
     for atom in &mut second.atoms {
@@ -40,8 +39,8 @@ pub(crate) fn append(first: &mut Word, second: &mut Word) {
     distrust_dollars(first);
 }
 
-/// `{rm,-rf,/}` in the place of a command, which the grammar does not know: its
-/// plain words, so that they are seen although the whole stays not understood.
+/// Handles `{rm,-rf,/}` at the position of a command, which the grammar does not know. Returns its
+/// plain words, so that they are classified although the whole stays not understood.
 pub(crate) fn braced_command(lowering: Lowering, node: Node) -> Option<Statement> {
     let rest = lowering.source.get(node.start_byte()..)?;
     if node.kind() != "ERROR" || rest.first() != Some(&b'{') || rest.get(1)?.is_ascii_whitespace() {
@@ -57,10 +56,10 @@ pub(crate) fn braced_command(lowering: Lowering, node: Node) -> Option<Statement
     Some(Statement::Simple(simple))
 }
 
-/// The word at a node.
+/// Returns the word at a node.
 pub(crate) fn word(lowering: Lowering, node: Node) -> Word {
     let mut out = Word { span: (node.start_byte(), node.end_byte()), ..Word::default() };
-    // Tokens of the grammar (`[`, `==`) are themselves, never patterns.
+    // Tokens of the grammar (`[`, `==`) are literal, never patterns.
     if !node.is_named() && node.kind() != "$" {
         push_bytes(&mut out, lowering.text(node), true);
         return out;
@@ -73,8 +72,8 @@ pub(crate) fn word(lowering: Lowering, node: Node) -> Word {
     out
 }
 
-/// A bare `$` is itself at the end of a word alone: before a quote it belongs to
-/// the quote, whatever nodes the tree makes of it.
+/// Makes a word with a bare `$` opaque, unless the `$` is at its end. Before a quote it belongs to
+/// the quote, whatever nodes the tree has.
 fn distrust_dollars(out: &mut Word) {
     let is_dollar = |a: &Atom| matches!(a, Atom::Byte { byte: b'$', quoted: false });
     let first = out.atoms.iter().position(is_dollar);
@@ -124,13 +123,13 @@ fn add(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
     }
 }
 
-/// True for `$((...))` of digits and signs: nothing in it can name a variable.
+/// Returns whether the text is `$((...))` with digits and signs only, which cannot name a variable.
 fn is_sum_of_numbers(text: &[u8]) -> bool {
     let inner = text.strip_prefix(b"$((").and_then(|t| t.strip_suffix(b"))"));
     inner.is_some_and(|t| t.iter().all(|byte| byte.is_ascii_digit() || b" +-*/%()".contains(byte)))
 }
 
-/// An empty quoted string still makes a word.
+/// Marks the word as quoted, because an empty quoted string is a word too.
 fn mark_quoted(out: &mut Word) {
     out.span.1 = out.span.1.max(out.span.0 + 1);
     out.quoted = true;
@@ -144,7 +143,7 @@ fn nest(out: &mut Word, body: Vec<Statement>, kind: NestedKind, quoted: bool) {
     out.nested.push(Nested { body, kind });
 }
 
-/// A value that is not modelled; the commands below it still are.
+/// Adds a value that is not modelled; the commands in it are.
 fn effects(lowering: Lowering, node: Node, out: &mut Word) {
     let body = match lowering.deeper().statement(node) {
         Statement::Unknown(inside, _) => inside,
@@ -156,7 +155,7 @@ fn effects(lowering: Lowering, node: Node, out: &mut Word) {
 
 fn variable(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
     let text = lowering.text(node);
-    // In a string the grammar counts blanks before `$` to the expansion.
+    // In a string, the grammar includes spaces before `$` in the expansion.
     let blanks = text.iter().take_while(|b| b.is_ascii_whitespace()).count();
     push_bytes(out, &text[..blanks], quoting != Quoting::None);
     let Some(name) = text[blanks..].strip_prefix(b"$") else {
@@ -181,15 +180,14 @@ fn expansion(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
 fn substitution(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
     let mut body = lowering.deeper().block(node);
     let text = lowering.text(node);
-    // Inside backquotes the shell removes backslashes before it reads on.
+    // In backquotes, the shell removes backslashes before it parses the command.
     if text.starts_with(b"`") && text.contains(&b'\\') {
         body = vec![Statement::Unknown(body, (node.start_byte(), node.end_byte()))];
     }
     nest(out, body, NestedKind::Output, quoting != Quoting::None);
 }
 
-/// Reads a stretch of source: nodes where there are nodes that matter, bytes
-/// elsewhere.
+/// Reads a part of the source: nodes if they are relevant, otherwise bytes.
 fn range(lowering: Lowering, node: Node, (start, end): (usize, usize), out: &mut Word, quoting: Quoting) {
     let mut at = start;
     for child in children(node) {
@@ -203,7 +201,7 @@ fn range(lowering: Lowering, node: Node, (start, end): (usize, usize), out: &mut
     bytes(lowering.source.get(at..end).unwrap_or_default(), out, quoting);
 }
 
-/// Kinds that are more than their bytes.
+/// Returns whether a node kind is more than its bytes.
 fn is_part(kind: &str, quoting: Quoting) -> bool {
     match kind {
         "simple_expansion" | "expansion" | "command_substitution" | "arithmetic_expansion" => true,
@@ -254,7 +252,7 @@ fn bytes(text: &[u8], out: &mut Word, quoting: Quoting) {
             b'$' if text.get(at).is_some_and(|b| is_expansion_start(*b, quoted)) => {
                 out.atoms.push(Atom::Dynamic(Dynamic::Opaque));
             }
-            // What ends or quotes a word cannot stand inside it unquoted.
+            // Bytes that end or quote a word cannot be inside it unquoted.
             b' ' | b'\t' | b'\n' | b'\'' | b'"' | b'(' | b')' if !quoted => {
                 out.atoms.push(Atom::Byte { byte, quoted });
                 out.atoms.push(Atom::Dynamic(Dynamic::Opaque));
@@ -282,7 +280,7 @@ fn push_bytes(out: &mut Word, text: &[u8], quoted: bool) {
     out.atoms.extend(text.iter().map(|&byte| Atom::Byte { byte, quoted }));
 }
 
-/// The body of a here-document, and whether it ends where bash ends it.
+/// Returns the body of a here-document, and whether its end agrees with bash.
 pub(crate) fn here_document(
     lowering: Lowering,
     body: Option<Node>,
@@ -314,7 +312,7 @@ pub(crate) fn here_document(
     (out, agrees)
 }
 
-/// Offsets of the delimiter's line and of the delimiter on it.
+/// Returns the offsets of the delimiter's line, and of the delimiter on it.
 fn end_of_document(source: &[u8], start: usize, delimiter: &[u8], strip_tabs: bool) -> Option<(usize, usize)> {
     let mut at = start;
     for line in source.get(start..)?.split(|b| *b == b'\n') {
@@ -342,8 +340,8 @@ fn strip_leading_tabs(atoms: &mut Vec<Atom>) {
     });
 }
 
-/// Decodes the inside of `$'...'` as bash(1), QUOTING, says; text behind a NUL
-/// is dropped as bash drops it. `None` for a form that is not known.
+/// Decodes the content of `$'...'` as in bash(1), QUOTING. Drops the text after a NUL like bash.
+/// `None` if an escape is unknown.
 pub(crate) fn ansi_c(text: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(text.len());
     let mut at = 0;

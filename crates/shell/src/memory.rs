@@ -1,29 +1,29 @@
-//! What is remembered from one command to the next: what the shell keeps, and what
-//! the script did so far. Holds no opinion on it.
+//! State between commands: the shell's own state, and the past actions of the script. Makes no
+//! decisions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::words::Value;
 
-/// What the shell carries from one command to the next.
+/// State that the shell carries from one command to the next.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scope {
-    /// `None` where it cannot be known.
+    /// `None` if unknown.
     pub cwd: Option<Vec<u8>>,
-    /// Times the directory was changed.
+    /// Number of directory changes.
     pub moves: usize,
     pub variables: BTreeMap<Vec<u8>, Value>,
     pub functions: BTreeSet<Vec<u8>>,
 }
 
-/// What the whole script did so far, whatever the order of shells.
+/// Actions of the whole script so far, in all shells.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
-    /// Something was fetched and kept.
+    /// Data was fetched and stored.
     pub fetched: bool,
     /// A secret was read.
     pub secret: bool,
-    /// Something was sent to, or could be sent to, another host.
+    /// Data was sent, or could be sent, to another host.
     pub sends: bool,
     /// A descriptor is connected to another host.
     pub socket: bool,
@@ -33,10 +33,10 @@ pub(crate) struct Seen {
     pub interpreter_reads: bool,
     /// The name of a program is not in the text.
     pub dynamic_program: bool,
-    /// Files that something was decoded into.
+    /// Files with decoded content.
     pub decoded_files: Vec<Vec<u8>>,
-    /// Files, and text of the script that was put into them.
+    /// Files, with text of the script that was written to them.
     pub written_texts: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Paths at which nothing may be, so that what git is given is a branch.
+    /// Paths at which no file may exist, so that git's argument is a branch.
     pub absent: Vec<Vec<u8>>,
 }

@@ -1,8 +1,7 @@
-//! What a run must carry so that a command answered `allow` runs nothing that
-//! the repository configures: variables to set and to take away, and
-//! repositories that must configure no driver. The sets are data in
-//! `knowledge/neutralise.toml`. Whether a repository is plain is told here from
-//! the bytes of its files; reading them is for the caller.
+//! Settings of a run so that a command classified as `allow` runs nothing that the repository
+//! configures. They are variables to set and to remove, and repositories that must configure no
+//! driver. The sets are data in `knowledge/neutralise.toml`. This module checks a repository by the
+//! bytes of its files; the caller reads them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,13 +9,12 @@ use stockade_model::RawText;
 
 use crate::knowledge;
 
-/// What the run of a command must carry for its `allow` to hold.
+/// Settings that the run of a command must carry for its `allow` to hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Neutralisation {
-    /// Beginnings of names of variables that must not reach the command unless
-    /// they stand in `environment`.
+    /// Prefixes of variable names that must not reach the command, except those in `environment`.
     pub remove: Vec<String>,
-    /// Variables to set, whatever the caller gave.
+    /// Variables to set, whatever the caller passed.
     pub environment: BTreeMap<String, String>,
     /// Directories in which git looks for a repository that must be plain: see
     /// [`is_plain_configuration`], [`has_no_submodules`].
@@ -24,23 +22,24 @@ pub struct Neutralisation {
     /// Directories in which git looks for a repository that must be quiet: see
     /// [`is_quiet_configuration`], [`is_quiet_hook`], [`has_no_submodules`].
     pub quiet_repositories: Vec<RawText>,
-    /// True if a repository of an unknown directory must be plain or quiet: it cannot be.
+    /// True if a repository in an unknown directory must be plain or quiet, which cannot be
+    /// checked.
     pub unknown_repository: bool,
-    /// Paths at which nothing may be: what git is given is a branch then, and no file whose changes
-    /// would be lost.
+    /// Paths at which no file may exist. Then git's argument is a branch, and not a file whose
+    /// changes would be lost.
     pub absent: Vec<RawText>,
-    /// True if `RUSTUP_TOOLCHAIN` must name the person's own toolchain.
+    /// True if `RUSTUP_TOOLCHAIN` must name the user's own toolchain.
     pub rustup: bool,
 }
 
 impl Neutralisation {
-    /// True if nothing has to be done.
+    /// Returns whether nothing is required.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What must be looked at where nothing can be carried, because not all of the command
-    /// is understood to read; none where looking is not enough.
+    /// Returns the conditions to check if no settings can be applied, because the command is not
+    /// known to read only. `None` if checks are not sufficient.
     pub(crate) fn looked_at(needed: &BTreeSet<(&'static str, Option<Vec<u8>>)>) -> Option<Self> {
         let is_enough = |set: &str| knowledge::neutralising(set).is_some_and(|set| set.quiet);
         if needed.is_empty() || !needed.iter().all(|(set, _)| is_enough(set)) {
@@ -54,7 +53,7 @@ impl Neutralisation {
         })
     }
 
-    /// The sets that a walk met, with their directories.
+    /// Returns the settings for the sets that a walk found, with their directories.
     pub(crate) fn of(needed: &BTreeSet<(&'static str, Option<Vec<u8>>)>) -> Self {
         let mut out = Self::default();
         let mut config = Vec::new();
@@ -84,9 +83,8 @@ impl Neutralisation {
     }
 }
 
-/// Sections of a repository's configuration that name no program for the
-/// commands that read, with the keys that are fine; none listed: all of them.
-/// Source: git-config(1) of git 2.47.
+/// Sections of a repository's configuration that name no program for reading commands, with the
+/// harmless keys; an empty list stands for all keys. Source: git-config(1) of git 2.47.
 const PLAIN_SECTIONS: &[(&str, &[&str])] = &[
     (
         "core",
@@ -162,16 +160,16 @@ const PLAIN_SECTIONS: &[(&str, &[&str])] = &[
     ("extensions", &["objectformat", "partialclone", "noop", "refstorage", "relativeworktrees"]),
 ];
 
-/// True if a repository's configuration (`.git/config`, its bytes) names no
-/// driver, includes no other file and moves nothing: only sections and keys
-/// that are known. Read by lines, because git ends a key at the line's end; a
-/// value that goes on is looked at as if it were a key and refused.
+/// Returns whether a repository's configuration (the bytes of `.git/config`) names no driver,
+/// includes no other file and moves nothing. The configuration must have only known sections and
+/// keys. Parsed by lines, because git ends a key at the line's end. A continued value is treated as
+/// a key and refused.
 pub fn is_plain_configuration(config: &[u8]) -> bool {
     has_only(config, PLAIN_SECTIONS, &["diff", "merge", "core"])
 }
 
-/// True if a configuration holds these sections and keys and no others. A key may stand with
-/// the one value that it may have: `key=value`. `whole` sections have no subsections.
+/// Returns whether a configuration contains only these sections and keys. A key may be listed with
+/// its only permitted value: `key=value`. `whole` sections have no subsections.
 pub(crate) fn has_only(config: &[u8], sections: &[(&str, &[&str])], whole: &[&str]) -> bool {
     let Ok(text) = std::str::from_utf8(config) else { return false };
     let mut keys: Option<&[&str]> = None;
@@ -188,7 +186,7 @@ pub(crate) fn has_only(config: &[u8], sections: &[(&str, &[&str])], whole: &[&st
             let named =
                 header.len() == name.len() || (after.starts_with('"') && after.ends_with('"') && !after.contains('\\'));
             let Some((_, allowed)) = sections.iter().find(|(n, _)| *n == name) else { return false };
-            // `diff "x"` is a driver, `[section] key` on one line is not read.
+            // `diff "x"` is a driver; `[section] key` on one line is not parsed.
             let driver = !after.is_empty() && whole.contains(&name.as_str());
             if !named || driver || !rest.trim().is_empty() {
                 return false;
@@ -214,23 +212,22 @@ pub(crate) fn has_only(config: &[u8], sections: &[(&str, &[&str])], whole: &[&st
     true
 }
 
-/// True if an index (`.git/index`, its bytes) holds no submodule: git starts
-/// itself in each of them, under a configuration that was not looked at. Every
-/// version of the format stores a submodule's mode as the bytes `00 00 e0 00`
-/// (gitformat-index(5)); the same bytes elsewhere are taken for one, which only
-/// asks too often.
+/// Returns whether an index (the bytes of `.git/index`) contains no submodule. Git starts itself in
+/// each submodule, with a configuration that was not checked. Every version of the format stores a
+/// submodule's mode as the bytes `00 00 e0 00` (gitformat-index(5)). The same bytes elsewhere also
+/// count, which only causes needless questions.
 pub fn has_no_submodules(index: &[u8]) -> bool {
     !index.windows(4).any(|bytes| bytes == [0, 0, 0xe0, 0])
 }
 
-/// The toolchain that a person's rustup uses where nothing else is said
-/// (`~/.rustup/settings.toml`, its bytes). Source: rustup's settings.rs.
+/// Returns the default toolchain of the user's rustup (from the bytes of
+/// `~/.rustup/settings.toml`). Source: rustup's settings.rs.
 pub fn default_toolchain(settings: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(settings).ok()?;
     let top = text.lines().take_while(|line| !line.trim_start().starts_with('['));
     let value = top.filter_map(|line| line.split_once('=')).find(|(key, _)| key.trim() == "default_toolchain")?.1;
     let name = value.trim().strip_prefix('"')?.strip_suffix('"')?;
-    // A path would be a toolchain of somebody's making.
+    // A path could be a toolchain that another user made.
     let plain = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
     plain.then(|| name.to_owned())
 }

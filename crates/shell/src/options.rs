@@ -1,12 +1,11 @@
-//! The option grammar: arguments to options and operands as getopt_long(3) and
-//! its kin read them. An option that is not in the entry is a problem, never
-//! skipped; an abbreviation is resolved to say what it would do, and still is
-//! one to ask about.
+//! Option grammar: splits arguments into options and operands like getopt_long(3) and similar
+//! parsers. An option that is not in the entry is a problem and never skipped. An abbreviation is
+//! resolved to find its effect, but is still `ask`.
 
 use crate::knowledge::{Arity, Effect, Entry, Kind, OptionSpec};
 use crate::words::Argument;
 
-/// Why arguments are not known to be harmless.
+/// Reason why arguments are not known to be harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Problem {
     Unknown,
@@ -18,14 +17,14 @@ pub(crate) enum Problem {
     Wildcard,
 }
 
-/// A value of an option.
+/// Value of an option.
 #[derive(Debug)]
 pub(crate) struct OptionValue {
     pub kind: Kind,
     pub value: Argument,
 }
 
-/// Arguments after reading.
+/// Parsed arguments.
 #[derive(Debug, Default)]
 pub(crate) struct Parsed {
     /// Options as the entry names them.
@@ -33,8 +32,8 @@ pub(crate) struct Parsed {
     pub values: Vec<OptionValue>,
     pub operands: Vec<Argument>,
     pub problems: Vec<(Problem, (usize, usize))>,
-    /// Index of the first argument that was not read: behind the operand that
-    /// ended the options, or the command that is wrapped.
+    /// Index of the first argument that was not parsed: after the operand that ended the options,
+    /// or the wrapped command.
     pub rest: usize,
 }
 
@@ -45,12 +44,12 @@ impl Parsed {
         }
     }
 
-    /// True if one of the options was used.
+    /// Returns whether one of the options was used.
     pub(crate) fn uses(&self, options: &[&str]) -> bool {
         options.iter().any(|o| self.used.iter().any(|used| used == o))
     }
 
-    /// True if an option makes the program write.
+    /// Returns whether an option makes the program write.
     pub(crate) fn writes(&self) -> bool {
         self.problems.iter().any(|(p, _)| matches!(p, Problem::Does(Effect::Writes)))
     }
@@ -60,7 +59,7 @@ impl Parsed {
     }
 }
 
-/// Reads arguments by an entry's grammar.
+/// Parses arguments by an entry's grammar.
 pub(crate) fn read(entry: &Entry, arguments: &[Argument]) -> Parsed {
     let out = Parsed { rest: arguments.len(), ..Parsed::default() };
     let mut reader = Reader { entry, all: arguments, at: 0, out };
@@ -118,15 +117,15 @@ impl Reader<'_> {
         }
     }
 
-    /// True where the next operand is a command of its own.
+    /// Returns whether the next operand is a command of its own.
     fn starts_command(&self, text: &[u8]) -> bool {
         let assignment = self.entry.assignments && is_assignment(text);
         let kind = self.entry.operand(self.out.operands.len()).map(|o| o.kind);
         !assignment && matches!(kind, Some(Kind::Command | Kind::Inside | Kind::Code))
     }
 
-    /// `--include=*.py` without quotes: what the shell puts there is that option
-    /// again, with other text, once or more often.
+    /// Returns whether this is an option such as `--include=*.py` without quotes. The shell
+    /// replaces it by the same option with other text, once or several times.
     fn is_inert_pattern(&self, argument: &Argument, text: &[u8]) -> bool {
         let Some(split) = text.iter().position(|b| *b == b'=').filter(|_| text.starts_with(b"--")) else {
             return false;
@@ -148,7 +147,7 @@ impl Reader<'_> {
         self.out.operands.push(argument.clone());
     }
 
-    /// `-vv`, `-ps`, `-version`: some programs have words behind one dash.
+    /// Handles `-vv`, `-ps`, `-version`: some programs have words after one dash.
     fn is_single_dash_word(&self, text: &[u8]) -> bool {
         let name = text.split(|b| *b == b'=').next().unwrap_or_default();
         name.len() > 2 && std::str::from_utf8(name).is_ok_and(|t| self.entry.option(t).is_some())
@@ -157,7 +156,7 @@ impl Reader<'_> {
     fn long(&mut self, argument: &Argument, text: &[u8]) {
         let split = text.iter().position(|b| *b == b'=');
         let name = String::from_utf8_lossy(&text[..split.unwrap_or(text.len())]).into_owned();
-        // A whole `--option=value` may be listed where only that value is harmless.
+        // A complete `--option=value` may be listed if only that value is harmless.
         let whole = String::from_utf8_lossy(text);
         if let Some(spec) = self.entry.option(&whole).filter(|s| s.arity == Arity::Flag) {
             self.out.effect(*spec, argument.span);
@@ -186,7 +185,7 @@ impl Reader<'_> {
 
     fn value(&mut self, kind: Kind, argument: &Argument) {
         match self.all.get(self.at) {
-            // A wildcard may become several words and shift what follows.
+            // A wildcard may become several words and shift the later ones.
             Some(next) if next.is_glob() => self.out.problems.push((Problem::Wildcard, next.span)),
             Some(next) => self.out.keep(kind, next.clone()),
             None => self.out.problems.push((Problem::MissingValue, argument.span)),
@@ -218,7 +217,7 @@ impl Reader<'_> {
         }
     }
 
-    /// tar's old form: letters without a dash, values after them in order.
+    /// Parses tar's old form: letters without a dash, values after them in order.
     fn bundle(&mut self, argument: &Argument, text: &[u8]) {
         for letter in text {
             let name = format!("-{}", *letter as char);
@@ -239,14 +238,14 @@ fn is_option(text: &[u8]) -> bool {
     text.len() > 1 && text[0] == b'-'
 }
 
-/// True for `NAME=value`.
+/// Returns whether the text is `NAME=value`.
 pub(crate) fn is_assignment(text: &[u8]) -> bool {
     text.iter().position(|b| *b == b'=').is_some_and(|at| {
         at > 0 && text[..at].iter().all(|b| b.is_ascii_alphanumeric() || *b == b'_') && !text[0].is_ascii_digit()
     })
 }
 
-/// What an option that is not listed by this name would be.
+/// Returns the meaning of an option that is not listed by this name.
 fn abbreviation(entry: &Entry, name: &str) -> Problem {
     let mut worst = Problem::Unknown;
     for (full, spec) in &entry.options {

@@ -1,7 +1,6 @@
-//! Text to statements, by the tree-sitter grammar of bash. Anything the
-//! grammar accepts and bash would not, or reads otherwise than bash, becomes
-//! [`Statement::Unknown`]: the tree is checked against the bytes, never
-//! trusted. Must not know what any program does.
+//! Converts text to statements with the tree-sitter grammar of bash. A form that the grammar
+//! accepts and bash would not, or would read differently, becomes [`Statement::Unknown`]. The tree
+//! is checked against the bytes and never trusted. This module must not depend on any program.
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -14,14 +13,14 @@ use crate::script::{Assignment, Simple, Statement, Word};
 
 /// Longest text that is parsed, in bytes.
 pub(crate) const MAX_PARSED: usize = 64 << 10;
-/// Bytes the parser is given at a time.
+/// Bytes that the parser gets at a time.
 const CHUNK: usize = 64;
-/// What reading one such piece costs at most.
+/// Highest cost of reading one such chunk.
 const UNITS_PER_CHUNK: u64 = 3;
-/// What a hundred steps of the parser cost.
+/// Cost of a hundred steps of the parser.
 const UNITS_PER_PROGRESS: u64 = 800;
 
-/// How deep statements may nest before they count as not understood.
+/// Deepest nesting of statements; deeper ones count as not understood.
 const MAX_DEPTH: usize = 48;
 
 /// Words that only the grammar of the shell may use as a command.
@@ -48,16 +47,16 @@ const RESERVED: &[&[u8]] = &[
     b"coproc",
 ];
 
-/// Why a text has no statements.
+/// Reason why a text has no statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ParseFailure {
-    /// It is too long, or more work than it may be.
+    /// The text is too long, or needs too much work.
     TooMuch,
     /// The grammar could not be loaded.
     Unavailable,
 }
 
-/// The text and how deep the walk is.
+/// The text, and the depth of the walk.
 #[derive(Clone, Copy)]
 pub(crate) struct Lowering<'a> {
     pub source: &'a [u8],
@@ -65,7 +64,7 @@ pub(crate) struct Lowering<'a> {
 }
 
 thread_local! {
-    /// Kept for the next text: making one costs as much as parsing a command.
+    /// Kept for the next text, because making one costs as much as parsing a command.
     static PARSER: Cell<Option<Parser>> = const { Cell::new(None) };
 }
 
@@ -75,7 +74,7 @@ fn new_parser() -> Result<Parser, ParseFailure> {
     Ok(parser)
 }
 
-/// The statements of a script. Gives up when the budget is spent.
+/// Parses the statements of a script. Stops when the budget is spent.
 pub(crate) fn parse(source: &[u8], budget: &Budget) -> Result<Vec<Statement>, ParseFailure> {
     if source.len() > MAX_PARSED {
         return Err(ParseFailure::TooMuch);
@@ -86,19 +85,19 @@ pub(crate) fn parse(source: &[u8], budget: &Budget) -> Result<Vec<Statement>, Pa
         if budget.spend(UNITS_PER_PROGRESS) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     };
     let options = ParseOptions::new().progress_callback(&mut progress);
-    // One step may read far ahead and again and again: what it is given counts as
-    // well. Without units there is no more text, and the result is dropped.
+    // A step may read far ahead repeatedly, so the bytes that it reads count too. Without units
+    // there is no more text, and the result is dropped.
     let mut read = |at: usize, _| {
         let chunk = source.get(at..source.len().min(at.saturating_add(CHUNK))).unwrap_or_default();
         match chunk.first() {
             _ if budget.spend(UNITS_PER_CHUNK) => chunk,
-            // Where a character is cut off, the parser decodes what it is given
-            // next without looking whether that is anything.
+            // If a character is truncated, the parser decodes the next input without checking that
+            // there is any.
             Some(byte) if !byte.is_ascii() => b"\n",
             _ => &[],
         }
     };
-    // One that gave up holds state and is dropped.
+    // A parser that gave up holds state and is dropped.
     let tree = parser.parse_with_options(&mut read, None, Some(options)).ok_or(ParseFailure::TooMuch)?;
     if budget.is_spent() {
         return Err(ParseFailure::TooMuch);
@@ -114,17 +113,17 @@ pub(crate) fn parse(source: &[u8], budget: &Budget) -> Result<Vec<Statement>, Pa
 }
 
 impl<'a> Lowering<'a> {
-    /// One level deeper.
+    /// Returns the same one level deeper.
     pub(crate) fn deeper(self) -> Self {
         Self { depth: self.depth + 1, ..self }
     }
 
-    /// The bytes of a node.
+    /// Returns the bytes of a node.
     pub(crate) fn text(self, node: Node) -> &'a [u8] {
         self.source.get(node.byte_range()).unwrap_or_default()
     }
 
-    /// True if nothing but blanks and line continuations lies between.
+    /// Returns whether only spaces, line ends and line continuations are between the offsets.
     pub(crate) fn only_blanks(self, from: usize, to: usize) -> bool {
         let gap = self.source.get(from..to).unwrap_or_default();
         let mut at = 0;
@@ -138,14 +137,14 @@ impl<'a> Lowering<'a> {
         true
     }
 
-    /// As [`only_blanks`](Self::only_blanks), on one line.
+    /// Does the same as [`only_blanks`](Self::only_blanks), on one line.
     pub(crate) fn only_inline_blanks(self, from: usize, to: usize) -> bool {
         let gap = self.source.get(from..to).unwrap_or_default();
         let continued = |at: usize| at.checked_sub(1).and_then(|i| gap.get(i)) == Some(&b'\\');
         self.only_blanks(from, to) && gap.iter().enumerate().all(|(at, b)| *b != b'\n' || continued(at))
     }
 
-    /// True if line continuations and nothing else lie between.
+    /// Returns whether line continuations and nothing else are between the offsets.
     pub(crate) fn is_joined(self, from: usize, to: usize) -> bool {
         let gap = self.source.get(from..to).unwrap_or_default();
         !gap.is_empty() && only_continuations(gap)
@@ -157,7 +156,7 @@ impl<'a> Lowering<'a> {
         Statement::Unknown(inside, (node.start_byte(), node.end_byte()))
     }
 
-    /// Every command that can be made out below a node that is not understood.
+    /// Returns every command that can be found below a node that is not understood.
     fn commands_inside(self, node: Node) -> Vec<Statement> {
         let mut found = Vec::new();
         for child in children(node) {
@@ -174,10 +173,10 @@ impl<'a> Lowering<'a> {
         found
     }
 
-    /// Statements of a node that holds a list of them between its own tokens.
+    /// Returns the statements of a node that contains a list of them between its own tokens.
     pub(crate) fn block(self, node: Node) -> Vec<Statement> {
         let mut out: Vec<Statement> = Vec::new();
-        // The root begins at its first token; what was skipped before counts.
+        // The root begins at its first token; text skipped before it counts.
         let mut end = if node.kind() == "program" { 0 } else { node.start_byte() };
         for child in children(node) {
             if !self.only_blanks(end, child.start_byte()) {
@@ -197,7 +196,7 @@ impl<'a> Lowering<'a> {
                 _ => out.push(self.unknown(child)),
             }
         }
-        // The shell knows no empty group.
+        // The shell has no empty group.
         if out.is_empty() && matches!(node.kind(), "do_group" | "compound_statement" | "subshell") {
             out.push(Statement::Unknown(Vec::new(), (node.start_byte(), end)));
         }
@@ -207,7 +206,7 @@ impl<'a> Lowering<'a> {
         out
     }
 
-    /// `$(< file)`: a redirection alone.
+    /// Handles `$(< file)`: a redirection alone.
     fn bare_redirect(self, node: Node) -> Statement {
         let span = (node.start_byte(), node.end_byte());
         let mut simple = Simple { span, ..Simple::default() };
@@ -218,7 +217,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// One statement.
+    /// Converts one statement.
     pub(crate) fn statement(self, node: Node) -> Statement {
         if self.depth > MAX_DEPTH || node.is_missing() {
             return self.unknown(node);
@@ -242,7 +241,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Statements of a node whose own tokens are known.
+    /// Returns the statements of a node whose own tokens are known.
     fn parts(self, node: Node, tokens: &[&str]) -> Vec<Statement> {
         let mut out = Vec::new();
         let mut end = node.start_byte();
@@ -281,7 +280,7 @@ impl<'a> Lowering<'a> {
         Statement::For { variable, words, body }
     }
 
-    /// `for ((...))` is not modelled; that it may never end is.
+    /// Handles `for ((...))`, which is not modelled, except for a loop without end.
     fn counting_loop(self, node: Node) -> Statement {
         let head: Vec<u8> = self.text(node).iter().copied().filter(|b| !b.is_ascii_whitespace()).take(9).collect();
         match self.unknown(node) {
@@ -359,7 +358,7 @@ impl<'a> Lowering<'a> {
         Statement::Function { name, body, span: (node.start_byte(), node.end_byte()) }
     }
 
-    /// A simple command, a declaration or a test, as one list of words.
+    /// Converts a simple command, a declaration or a test to one list of words.
     fn command(self, node: Node) -> Statement {
         let span = (node.start_byte(), node.end_byte());
         let mut simple = Simple { span, ..Simple::default() };
@@ -370,12 +369,12 @@ impl<'a> Lowering<'a> {
             let gap = (end, child.start_byte());
             let blanks = self.only_inline_blanks(gap.0, gap.1);
             odd |= !blanks;
-            // A continuation without blanks around it joins two words.
+            // A continuation without spaces around it joins two words.
             let glued = !simple.words.is_empty()
                 && blanks
                 && self.source.get(gap.0..gap.1).is_some_and(|g| !g.contains(&b' ') && !g.contains(&b'\t'))
                 && only_continuations(self.source.get(gap.0..gap.1).unwrap_or_default());
-            // What is joined to a redirection or an assignment belongs to that.
+            // A text joined to a redirection or an assignment belongs to it.
             odd |= self.is_joined(gap.0, gap.1) && !(glued && ends_in_word);
             ends_in_word = is_word(child.kind()) || child.kind() == "command_name";
             end = child.end_byte();
@@ -386,8 +385,8 @@ impl<'a> Lowering<'a> {
         if odd { Statement::Unknown(vec![Statement::Simple(simple)], span) } else { Statement::Simple(simple) }
     }
 
-    /// True if the brackets of a test stand as words of their own and nothing in
-    /// it ends the command.
+    /// Returns whether the brackets of a test are words of their own and nothing in it ends the
+    /// command.
     fn is_test(self, node: Node) -> bool {
         let text = self.text(node);
         let width = if text.starts_with(b"[[") { 2 } else { 1 };
@@ -397,8 +396,8 @@ impl<'a> Lowering<'a> {
         apart && ends && !self.has_operator(node, width == 1)
     }
 
-    /// True if a test holds a token that ends it for the shell: `[` is a command
-    /// like any other, `[[` knows a few operators of its own.
+    /// Returns whether a test contains a token that ends it for the shell. `[` is an ordinary
+    /// command; `[[` has a few operators of its own.
     fn has_operator(self, node: Node, single: bool) -> bool {
         children(node).into_iter().any(|child| {
             if child.child_count() > 0 && !matches!(child.kind(), "string" | "command_substitution" | "expansion") {
@@ -415,7 +414,7 @@ impl<'a> Lowering<'a> {
         RESERVED.contains(&name)
     }
 
-    /// Adds one child of a command; false if it has an unknown form.
+    /// Adds one child of a command; returns false if it has an unknown form.
     fn command_part(self, child: Node, glued: bool, simple: &mut Simple) -> bool {
         match child.kind() {
             "comment" => true,
@@ -487,12 +486,12 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// True if the bytes are line continuations alone (or nothing).
+/// Returns whether the bytes are line continuations only (or empty).
 fn only_continuations(gap: &[u8]) -> bool {
     gap.chunks(2).all(|pair| pair == b"\\\n")
 }
 
-/// True if a comment begins inside a word, where bash sees none.
+/// Returns whether the tree has a comment inside a word, where bash has none.
 fn has_glued_comment(root: Node, source: &[u8]) -> bool {
     if !source.contains(&b'#') {
         return false;
@@ -501,7 +500,7 @@ fn has_glued_comment(root: Node, source: &[u8]) -> bool {
     loop {
         let node = cursor.node();
         let mut before = source.get(..node.start_byte()).unwrap_or_default();
-        // A line continuation before it is nothing at all.
+        // A line continuation before it has no meaning.
         while let Some(rest) = before.strip_suffix(b"\\\n") {
             before = rest;
         }
@@ -519,13 +518,13 @@ fn has_glued_comment(root: Node, source: &[u8]) -> bool {
     }
 }
 
-/// All children, tokens included.
+/// Returns all children, tokens included.
 pub(crate) fn children(node: Node) -> Vec<Node> {
     let mut cursor = node.walk();
     node.children(&mut cursor).collect()
 }
 
-/// Node kinds that run something.
+/// Returns whether a node kind runs a command.
 pub(crate) fn is_statement(kind: &str) -> bool {
     matches!(
         kind,
@@ -550,7 +549,7 @@ pub(crate) fn is_statement(kind: &str) -> bool {
     )
 }
 
-/// Node kinds that are a word.
+/// Returns whether a node kind is a word.
 pub(crate) fn is_word(kind: &str) -> bool {
     matches!(
         kind,

@@ -1,22 +1,22 @@
-//! What a path is, by its text alone: inside the workspace or beyond, a
-//! secret, a place whose content runs later. The lists are data; links cannot
-//! be seen from here, which is why this only decides how much to ask.
+//! Classifies a path by its text alone: inside or outside the workspace, secret, or with content
+//! that runs later. The lists are data. Symbolic links are not visible here, so the result only
+//! decides how much to ask.
 
 use crate::Context;
 use crate::glob::{glob_matches, name_matches};
 
-/// Where a path lies.
+/// Location of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// The workspace or something below it.
+    /// The workspace or a path below it.
     Workspace,
     /// Scratch space such as `/tmp`.
     Temporary,
-    /// Below a home directory, beside the workspace.
+    /// Below a home directory, outside the workspace.
     Home,
     /// A cache below the home directory.
     Cache,
-    /// A directory that holds the workspace, a home or everything.
+    /// A directory that contains the workspace, a home directory or everything.
     Ancestor,
     /// Part of the operating system.
     System,
@@ -24,16 +24,16 @@ pub(crate) enum Place {
     Elsewhere,
 }
 
-/// How private a file's content is.
+/// Privacy of a file's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Sensitivity {
-    /// Personal configuration: reading is for the person to decide.
+    /// Personal configuration: the user decides about reading.
     Private,
     /// Keys, tokens, passwords.
     Secret,
 }
 
-/// What writing a path would amount to.
+/// Effect of writing a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Disk,
@@ -48,7 +48,7 @@ const SYSTEM_TOPS: &[&str] = &[
     "usr", "var",
 ];
 
-/// File names that hold secrets wherever they lie. `*` matches within a name.
+/// File names that contain secrets in every directory. `*` matches within a name.
 const SECRET_NAMES: &[&str] = &[
     ".env",
     ".env.*",
@@ -110,10 +110,10 @@ const SECRET_NAMES: &[&str] = &[
     "auth.json",
 ];
 
-/// Names that look like secrets and are examples.
+/// Names that look like secrets but are examples.
 const EXAMPLE_NAMES: &[&str] = &[".env.example", ".env.sample", ".env.template", ".env.dist", "*.pub"];
 
-/// Directories below a home whose content is secret.
+/// Directories below a home directory whose content is secret.
 const SECRET_HOME: &[&str] = &[
     ".ssh",
     ".gnupg",
@@ -189,7 +189,7 @@ const SECRET_SYSTEM: &[&str] = &[
     "/proc/*/task/*/environ",
 ];
 
-/// Below a home: files that run or configure programs later.
+/// Files below a home directory that run or configure programs later.
 const PERSISTENT_HOME: &[&str] = &[
     ".bashrc",
     ".bash_profile",
@@ -362,7 +362,7 @@ const PERSISTENT_SYSTEM: &[&str] = &[
     "/root",
 ];
 
-/// Below any repository: files of it that run programs later on the host.
+/// Files below any repository that run programs later on the host.
 const PERSISTENT_REPOSITORY: &[&str] =
     &[".git/hooks", ".git/config", ".git/config.worktree", ".git/info/attributes", ".git/modules"];
 
@@ -371,8 +371,8 @@ const DISKS: &[&str] = &[
     "mem", "kmem", "port", "rdisk*", "disk*", "sr*", "drbd*", "bcache*", "rbd*", "dasd*", "pmem*", "block",
 ];
 
-/// True if `path` is what `pattern` names, or lies below it. A wildcard written
-/// in the path matches what it could stand for.
+/// Returns whether `path` is the path of `pattern`, or is below it. A wildcard in the path matches
+/// every possible expansion.
 fn covers(pattern: &str, path: &[u8]) -> bool {
     let mut rest = path;
     pattern.as_bytes().split(|b| *b == b'/').filter(|wanted| !wanted.is_empty()).all(|wanted| {
@@ -383,8 +383,8 @@ fn covers(pattern: &str, path: &[u8]) -> bool {
     })
 }
 
-/// True if a name is, or with wildcards could be, what is wanted. There are many
-/// patterns: most end at their first letter.
+/// Returns whether a name is, or with wildcards could be, the wanted name. There are many patterns,
+/// and most differ in the first letter.
 fn name_covered(wanted: &[u8], name: &[u8]) -> bool {
     let differ = wanted[0] != b'*' && !is_wildcard(name[0]) && !wanted[0].eq_ignore_ascii_case(&name[0]);
     !differ && (name_matches(wanted, name) || wildcard_could_be(name, wanted))
@@ -394,7 +394,7 @@ fn is_wildcard(byte: u8) -> bool {
     matches!(byte, b'*' | b'?' | b'[')
 }
 
-/// True if a name with wildcards, not a bare `*`, could stand for `wanted`.
+/// Returns whether a name with wildcards, not a bare `*`, could expand to `wanted`.
 fn wildcard_could_be(name: &[u8], wanted: &[u8]) -> bool {
     let glob = name.iter().copied().any(is_wildcard);
     glob && name.iter().any(|b| !matches!(b, b'*' | b'?')) && glob_matches(name, wanted, true)
@@ -405,17 +405,17 @@ fn strip<'a>(path: &'a [u8], base: &[u8]) -> Option<&'a [u8]> {
     if rest.is_empty() || rest.starts_with(b"/") { Some(rest) } else { None }
 }
 
-/// True if one of these absolute patterns covers `path`. Workspace and home win over what they
-/// lie in: the pattern `/root` names nothing of a workspace `/root/app`. A pattern for something
-/// within them holds.
+/// Returns whether one of these absolute patterns covers `path`. Workspace and home directory take
+/// precedence over their parents: the pattern `/root` covers nothing of a workspace `/root/app`. A
+/// pattern for a path within them applies.
 fn is_listed(patterns: &[&str], path: &[u8], context: &Context) -> bool {
     let roots = [context.workspace.as_bytes(), context.home.as_bytes()];
     let is_above = |pattern: &str, root: &[u8]| strip(path, root).is_some() && covers(pattern, root);
     patterns.iter().any(|pattern| covers(pattern, path) && !roots.iter().any(|root| is_above(pattern, root)))
 }
 
-/// The absolute form of a path: `.` and `..` taken out by text. `None` if it is
-/// relative and the directory is not known.
+/// Returns the absolute form of a path, with `.` and `..` removed by text. `None` if it is relative
+/// and the directory is unknown.
 pub(crate) fn absolute(path: &[u8], cwd: Option<&[u8]>) -> Option<Vec<u8>> {
     let mut names: Vec<&[u8]> = Vec::new();
     if !path.starts_with(b"/") {
@@ -441,7 +441,7 @@ pub(crate) fn absolute(path: &[u8], cwd: Option<&[u8]>) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The directory a trailing `*` empties; other paths are themselves.
+/// Returns the directory that a trailing `*` expands in; other paths are unchanged.
 pub(crate) fn without_trailing_globs(path: &[u8]) -> (&[u8], bool) {
     let mut path = path;
     let mut stripped = false;
@@ -460,7 +460,7 @@ pub(crate) fn without_trailing_globs(path: &[u8]) -> (&[u8], bool) {
     (path, stripped)
 }
 
-/// Where an absolute path lies.
+/// Returns the location of an absolute path.
 pub(crate) fn place(path: &[u8], context: &Context) -> Place {
     let (path, _) = without_trailing_globs(path);
     let (workspace, home) = (context.workspace.as_bytes(), context.home.as_bytes());
@@ -482,7 +482,7 @@ pub(crate) fn place(path: &[u8], context: &Context) -> Place {
     if path.starts_with(b"/home/") || path.starts_with(b"/Users/") {
         return Place::Home;
     }
-    // What lies beside the workspace is a person's as well: `/srv/app` and `/srv/lib`.
+    // The parent directory of the workspace may be the user's too: `/srv/app` and `/srv/lib`.
     let around = workspace.iter().rposition(|b| *b == b'/').filter(|end| *end > 0);
     let is_beside = around.is_some_and(|end| strip(path, &workspace[..end]).is_some());
     let top = path.split(|b| *b == b'/').nth(1).unwrap_or_default();
@@ -490,7 +490,7 @@ pub(crate) fn place(path: &[u8], context: &Context) -> Place {
     if is_system && !is_beside { Place::System } else { Place::Elsewhere }
 }
 
-/// How private an absolute path's content is, if it is.
+/// Returns the privacy of an absolute path's content, if it is private.
 pub(crate) fn sensitivity(path: &[u8], context: &Context) -> Option<Sensitivity> {
     let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
     let home = strip(path, context.home.as_bytes());
@@ -520,15 +520,15 @@ pub(crate) fn sensitivity(path: &[u8], context: &Context) -> Option<Sensitivity>
     if path.ends_with(b"/.git/config") || is_listed(&["/proc/*/*", "/var/log"], path, context) {
         return Some(Sensitivity::Private);
     }
-    // A wildcard over dotted names would take secrets with it.
+    // A wildcard for dotted names would include secrets.
     if name.starts_with(b".") && name.iter().any(|b| matches!(b, b'*' | b'?' | b'[')) {
         return Some(Sensitivity::Private);
     }
     None
 }
 
-/// True if secrets lie below this directory, so that searching it hunts for
-/// them.
+/// Returns whether secrets are below this directory, so that a search in it counts as a search for
+/// secrets.
 pub(crate) fn holds_secrets(path: &[u8], context: &Context) -> bool {
     let (path, _) = without_trailing_globs(path);
     matches!(place(path, context), Place::Ancestor)
@@ -537,8 +537,8 @@ pub(crate) fn holds_secrets(path: &[u8], context: &Context) -> bool {
         || (place(path, context) == Place::Home && sensitivity(path, context).is_some())
 }
 
-/// What writing an absolute path amounts to, beyond changing a file. `whole`:
-/// the old content is lost.
+/// Returns the effect of writing an absolute path, beyond changing a file. `whole`: the old content
+/// is lost.
 pub(crate) fn target(path: &[u8], whole: bool, context: &Context) -> Option<Target> {
     if let Some(device) = strip(path, b"/dev").and_then(|rest| rest.strip_prefix(b"/")) {
         let name = device.split(|b| *b == b'/').next().unwrap_or_default();
@@ -588,7 +588,7 @@ pub(crate) fn target(path: &[u8], whole: bool, context: &Context) -> Option<Targ
     (whole && place(path, context) == Place::System).then_some(Target::System)
 }
 
-/// True for system logs, shell histories and this engine's own audit log.
+/// Returns whether the path is a system log, a shell history or Stockade's own audit log.
 pub(crate) fn is_log(path: &[u8]) -> bool {
     let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
     covers("/var/log", path)

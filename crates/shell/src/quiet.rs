@@ -1,12 +1,12 @@
-//! Is a repository quiet: does it configure nothing that git starts when it changes it?
-//! Told from the bytes of its files; reading them is for the caller.
+//! Checks whether a repository is quiet: it configures nothing that git starts when it changes the
+//! repository. The check uses the bytes of its files; the caller reads them.
 
 use crate::neutralise::has_only;
 
-/// Sections of a repository's configuration, and the keys that name no program, no place of
-/// programs and no other repository for the commands that change it locally; none listed:
-/// all of them. Programs that the person configures for all repositories are the person's.
-/// Source: git-config(1) of git 2.47.
+/// Sections of a repository's configuration with their harmless keys, for the commands that change
+/// it locally; an empty list stands for all keys. Harmless keys name no program, no directory of
+/// programs and no other repository. Programs that the user configures for all repositories are
+/// trusted. Source: git-config(1) of git 2.47.
 const QUIET_SECTIONS: &[(&str, &[&str])] = &[
     (
         "core",
@@ -87,11 +87,11 @@ const QUIET_SECTIONS: &[(&str, &[&str])] = &[
     ("gc", &["auto", "autodetach", "autopacklimit", "writecommitgraph", "pruneexpire", "reflogexpire"]),
     ("maintenance", &["auto", "strategy"]),
     ("index", &["version", "threads"]),
-    // None stands for a command of git itself, and no other is known.
+    // No alias replaces a command of git itself, and other commands are unknown.
     ("alias", &[]),
     ("advice", &[]),
     ("color", &[]),
-    // What only an exchange with another host asks for.
+    // Only an exchange with another host uses these.
     ("credential", &[]),
     ("http", &[]),
     ("url", &[]),
@@ -104,21 +104,21 @@ const QUIET_SECTIONS: &[(&str, &[&str])] = &[
     ("extensions", &["objectformat", "noop", "refstorage", "relativeworktrees"]),
 ];
 
-/// True if a repository's configuration (`.git/config`, its bytes) names nothing that git
-/// starts: only sections and keys that are known.
+/// Returns whether a repository's configuration (the bytes of `.git/config`) names nothing that git
+/// starts: it has only known sections and keys.
 pub fn is_quiet_configuration(config: &[u8]) -> bool {
     has_only(config, QUIET_SECTIONS, &["diff", "merge", "core", "gc", "init", "commit"])
 }
 
-/// True if a configuration of the person's leaves hooks where they lie in each repository:
-/// one that says where they lie, or goes on in another file, may lead into the work tree.
+/// Returns whether a configuration of the user leaves the hooks in each repository. A configuration
+/// that sets their directory, or includes another file, may lead into the work tree.
 pub fn leaves_hooks(config: &[u8]) -> bool {
     let text = config.to_ascii_lowercase();
     let says = |wanted: &[u8]| text.windows(wanted.len()).any(|part| part == wanted);
     !says(b"hookspath") && !says(b"include")
 }
 
-/// True for a file in a directory of hooks that git does not start.
+/// Returns whether git does not start this file in a directory of hooks.
 pub fn is_quiet_hook(name: &[u8]) -> bool {
     name.ends_with(b".sample")
 }

@@ -1,7 +1,6 @@
-//! Redirections of the syntax tree: files, descriptors, here-strings and
-//! here-documents. The grammar hangs words and whole commands below them that
-//! belong elsewhere; they are put back here. Must not know what any program
-//! does.
+//! Redirections of the syntax tree: files, descriptors, here-strings and here-documents. The
+//! grammar attaches words and whole commands to them that belong elsewhere; this module moves them
+//! back. It must not depend on any program.
 
 use tree_sitter::Node;
 
@@ -10,8 +9,8 @@ use crate::parse::{Lowering, children, is_statement, is_word};
 use crate::script::{Atom, Direction, Redirect, Simple, Statement, Word};
 
 impl Lowering<'_> {
-    /// A statement with redirections after it. Words that the grammar hangs on
-    /// a redirection after its target are arguments of the command.
+    /// Converts a statement with redirections after it. Words that the grammar attaches to a
+    /// redirection after its target are arguments of the command.
     pub(crate) fn redirected(self, node: Node) -> Statement {
         let mut inner: Option<Statement> = None;
         let mut redirects = Vec::new();
@@ -28,7 +27,7 @@ impl Lowering<'_> {
                 }
             }
             end = child.end_byte();
-            // What stands behind a here-document is on another line.
+            // Text after a here-document is on another line.
             odd |= has_document;
             has_document |= child.kind() == "heredoc_redirect";
             match child.kind() {
@@ -60,7 +59,7 @@ impl Lowering<'_> {
                 Statement::Redirected(Box::new(other), redirects)
             }
         };
-        // What follows a here-document's start on its own line hangs below it.
+        // The rest of the line after a here-document's start is attached to it.
         for (joined_by, rest) in after {
             first = match (joined_by, rest) {
                 ("|" | "|&", Statement::Pipeline(mut rest)) => {
@@ -77,7 +76,7 @@ impl Lowering<'_> {
         first
     }
 
-    /// The word `-` before a here-document, which the grammar reads over.
+    /// Returns the word `-` before a here-document, which the grammar skips.
     fn lost_dash(self, end: usize, next: Node) -> Option<Word> {
         let gap = self.source.get(end..next.start_byte())?;
         let at = gap.iter().position(|byte| *byte == b'-')?;
@@ -88,7 +87,7 @@ impl Lowering<'_> {
         (alone && next.kind() == "heredoc_redirect").then(|| Word { atoms: vec![dash], span, ..Word::default() })
     }
 
-    /// Reads one redirection to a file; false if it has an unknown form.
+    /// Converts one redirection to a file; returns false if it has an unknown form.
     pub(crate) fn file_redirect(self, node: Node, redirects: &mut Vec<Redirect>, late: &mut Vec<Word>) -> bool {
         let mut direction = None;
         let mut target: Option<Word> = None;
@@ -147,7 +146,7 @@ impl Lowering<'_> {
         true
     }
 
-    /// Reads a here-document and what stands behind its start on the same line.
+    /// Converts a here-document, and the rest of the line after its start.
     fn here_document(
         self,
         node: Node,
@@ -173,7 +172,7 @@ impl Lowering<'_> {
                 "<<-" => strip_tabs = true,
                 "heredoc_start" => {
                     start = self.text(child);
-                    // The tree ends the delimiter at its first quote's end.
+                    // In the tree, the delimiter ends with its first quoted part.
                     known &= self.source.get(child.end_byte()).is_none_or(|b| b" \t\n;&|<>)".contains(b));
                 }
                 "heredoc_body" => body = Some(child),
@@ -201,7 +200,7 @@ impl Lowering<'_> {
     }
 }
 
-/// True for `1`, `2-`, `-` and an absent target: what `>&` takes as a descriptor.
+/// Returns whether `>&` takes the target as a descriptor: `1`, `2-`, `-`, or no target.
 fn is_descriptor(target: &Word) -> bool {
     target.atoms.iter().all(|atom| match atom {
         Atom::Byte { byte, .. } => byte.is_ascii_digit() || *byte == b'-',
@@ -209,7 +208,7 @@ fn is_descriptor(target: &Word) -> bool {
     })
 }
 
-/// Digits that touch a redirection are its descriptor, not a word.
+/// Removes digits that touch a redirection, because they are its descriptor and not a word.
 pub(crate) fn drop_descriptor(words: &mut Vec<Word>, redirect: usize) {
     let touches = words.last().is_some_and(|w| {
         !w.quoted

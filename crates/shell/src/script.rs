@@ -1,10 +1,9 @@
-//! The shape of a script after parsing: statements, words and redirections,
-//! with every byte of a word accounted for. Holds no opinion: what a statement
-//! means for safety is decided elsewhere.
+//! Structure of a script after parsing: statements, words and redirections, with every byte of a
+//! word accounted for. Other modules decide about safety.
 
 use stockade_model::Span;
 
-/// One byte of a word, or something only the shell could compute.
+/// Byte of a word, or a value that only the shell could compute.
 #[derive(Clone, Debug)]
 pub(crate) enum Atom {
     /// A byte; `quoted` bytes are never a glob, a brace or a tilde.
@@ -13,29 +12,29 @@ pub(crate) enum Atom {
     Dynamic(Dynamic),
 }
 
-/// Where a value that is not in the text comes from.
+/// Source of a value that is not in the text.
 #[derive(Clone, Debug)]
 pub(crate) enum Dynamic {
-    /// `$name` or `${name}`, nothing more elaborate.
+    /// `$name` or `${name}`, without operators.
     Variable { name: Vec<u8>, quoted: bool },
     /// `$(...)`, backquotes, `>(...)`: index into [`Word::nested`].
     Nested { index: usize, quoted: bool },
-    /// `<(...)`: the name of a file that holds the output, likewise.
+    /// `<(...)`: the name of a file with the output; index as above.
     Output { index: usize },
     /// Everything else: `${x:-...}`, arithmetic, extended globs.
     Opaque,
 }
 
-/// One word as written, before expansion.
+/// Word as written, before expansion.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Word {
     pub atoms: Vec<Atom>,
     /// Scripts inside substitutions, in order.
     pub nested: Vec<Nested>,
     pub span: (usize, usize),
-    /// A part of it is quoted, perhaps an empty one that left no atom.
+    /// True if a part of it is quoted, perhaps an empty part without an atom.
     pub quoted: bool,
-    /// Its first part is quoted.
+    /// True if its first part is quoted.
     pub starts_quoted: bool,
 }
 
@@ -46,16 +45,16 @@ pub(crate) struct Nested {
     pub kind: NestedKind,
 }
 
-/// How a script inside a word is connected.
+/// Connection of a script inside a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NestedKind {
-    /// Its output becomes text of the word.
+    /// The output becomes text of the word.
     Output,
     /// `<(...)`: its output becomes a file to read.
     ReadFrom,
-    /// `>(...)`: it reads what is written.
+    /// `>(...)`: it reads the written data.
     WriteTo,
-    /// It stands where only its effects matter, e.g. in arithmetic.
+    /// Only its effects matter, e.g. in arithmetic.
     Effect,
 }
 
@@ -68,14 +67,14 @@ pub(crate) struct Assignment {
     pub plain: bool,
 }
 
-/// What a redirection does.
+/// Direction of a redirection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Read,
     Truncate,
     Append,
     ReadWrite,
-    /// `2>&1`, `>&-`: moves descriptors only.
+    /// `2>&1`, `>&-`: duplicates or closes descriptors only.
     Duplicate,
     /// `<<<`
     HereString,
@@ -83,7 +82,7 @@ pub(crate) enum Direction {
     HereDocument,
 }
 
-/// One redirection.
+/// Redirection of a command.
 #[derive(Clone, Debug)]
 pub(crate) struct Redirect {
     pub direction: Direction,
@@ -100,7 +99,7 @@ pub(crate) struct Simple {
     pub span: (usize, usize),
 }
 
-/// One statement.
+/// Statement of a script.
 #[derive(Clone, Debug)]
 pub(crate) enum Statement {
     Simple(Simple),
@@ -120,7 +119,7 @@ pub(crate) enum Statement {
         condition: Vec<Statement>,
         body: Vec<Statement>,
     },
-    /// Any of these may run: `if`, `case`. The words are looked at, not run.
+    /// Any of these may run: `if`, `case`. The words are classified and not run.
     Branches {
         words: Vec<Word>,
         branches: Vec<Vec<Statement>>,
@@ -130,11 +129,11 @@ pub(crate) enum Statement {
         body: Vec<Statement>,
         span: (usize, usize),
     },
-    /// Not understood; what could be made out inside is kept.
+    /// Not understood; the statements found inside are kept.
     Unknown(Vec<Statement>, (usize, usize)),
 }
 
-/// A span of the model from a pair of offsets.
+/// Returns a span of the model for a pair of offsets.
 pub(crate) fn span(at: (usize, usize)) -> Span {
     Span { start: at.0, end: at.1 }
 }

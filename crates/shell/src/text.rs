@@ -1,14 +1,14 @@
-//! Findings that need no parse: bytes that a person cannot see as they are, and
-//! sizes nobody reviews.
+//! Findings that need no parsing: bytes that a person cannot see as they are, and sizes that a
+//! person cannot review.
 
 use stockade_model::{Finding, Impact, Span, Tier};
 
-/// Longest text a person reviews, in bytes.
+/// Longest text that a person reviews, in bytes.
 const MAX_REVIEWED: usize = 4096;
-/// Longest run of blanks or empty lines a person expects.
+/// Longest sequence of spaces or empty lines that a person expects.
 const MAX_BLANKS: usize = 40;
 
-/// What the bytes alone show.
+/// Returns the findings about the bytes alone.
 pub(crate) fn findings(text: &[u8], shell: bool) -> Vec<Finding> {
     let mut out = Vec::new();
     let mut find = |code: &str, message: &str, start: usize, end: usize| {
@@ -59,8 +59,9 @@ fn deceptive(text: &[u8]) -> Option<(usize, char)> {
     None
 }
 
-/// Bidirectional marks, invisible characters, blanks other than the blank, and
-/// look-alikes of ASCII (Unicode 15, DerivedCoreProperties and confusables).
+/// Returns whether a character is deceptive: bidirectional marks, invisible characters, spaces
+/// other than the ASCII space, and look-alikes of ASCII (Unicode 15, DerivedCoreProperties and
+/// confusables).
 fn is_deceptive(c: char) -> bool {
     matches!(c,
         '\u{80}'..='\u{a0}' | '\u{ad}' | '\u{300}'..='\u{36f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{1680}' | '\u{17b4}' | '\u{17b5}'

@@ -1,14 +1,14 @@
-//! What the names of variables tell, and how one name is looked up. Must not
-//! know any program.
+//! Meaning of variable names, and the look-up of one command name. It must not depend on any
+//! program.
 
 use crate::words::Argument;
 
-/// True for variables whose value means nothing to the shell or to programs.
+/// Returns whether a variable's value has no meaning for the shell or for programs.
 pub(crate) fn is_ordinary(name: &[u8]) -> bool {
     name.iter().any(u8::is_ascii_lowercase)
 }
 
-/// Variables that hold nothing secret.
+/// Returns whether a variable contains nothing secret.
 pub(crate) fn is_public(name: &[u8]) -> bool {
     const PUBLIC: &[&[u8]] = &[
         b"HOME",
@@ -47,7 +47,7 @@ pub(crate) fn is_public(name: &[u8]) -> bool {
     PUBLIC.contains(&name)
 }
 
-/// `command -v name`
+/// Returns whether the command is `command -v name`
 pub(crate) fn is_lookup(arguments: &[Argument]) -> bool {
     arguments.get(1).is_some_and(|a| matches!(a.shown().as_slice(), b"-v" | b"-V"))
 }

@@ -1,36 +1,36 @@
-//! Words to arguments: brace expansion, tilde and the few variables whose value
-//! is known. An argument knows whether its value is in the text; nothing here
-//! guesses. Must not know what any program does.
+//! Converts words to arguments: brace expansion, tilde, and the few variables with a known value.
+//! An argument records whether its value is in the text; nothing is guessed. It must not depend on
+//! any program.
 
 use crate::budget::Budget;
 use crate::script::{Atom, Dynamic, Word};
 
-/// Most arguments one word may become.
+/// Most arguments that one word may become.
 const MAX_EXPANSION: usize = 512;
-/// Most bytes all of them may have together.
+/// Most bytes of all of them together.
 const MAX_EXPANDED: usize = 16 * 1024;
 /// Bytes of words that are copied or searched for one unit of the budget.
 const BYTES_PER_UNIT: usize = 8;
-/// Stands for an unknown stretch where a value is only looked at.
+/// Represents an unknown part of a value that is only displayed or searched.
 pub(crate) const UNKNOWN_BYTE: u8 = 0;
 
-/// What is known of the bytes that come from somewhere.
+/// Known properties of data.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flow {
-    /// They come from the network.
+    /// True if it comes from the network.
     pub fetched: bool,
-    /// They were decoded, decrypted or rewritten: a person cannot read them.
+    /// True if it was decoded, decrypted or rewritten, so that a person cannot read it.
     pub decoded: bool,
-    /// They hold a secret.
+    /// True if it contains a secret.
     pub secret: bool,
-    /// They never end.
+    /// True if it never ends.
     pub endless: bool,
-    /// The bytes, where the text shows them.
+    /// The bytes, if the text shows them.
     pub literal: Option<Vec<u8>>,
 }
 
 impl Flow {
-    /// Taints of both; the literal is lost.
+    /// Adds the taints of `other`; the literal is lost.
     pub(crate) fn join(&mut self, other: &Flow) {
         self.fetched |= other.fetched;
         self.decoded |= other.decoded;
@@ -39,23 +39,23 @@ impl Flow {
     }
 }
 
-/// One argument after expansion.
+/// Argument after expansion.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Argument {
     pub atoms: Vec<Atom>,
     pub span: (usize, usize),
-    /// What its dynamic parts carry.
+    /// Flow of its dynamic parts.
     pub flow: Flow,
 }
 
 impl Argument {
-    /// An argument of known bytes.
+    /// Creates an argument of known bytes.
     pub(crate) fn known(text: &[u8], span: (usize, usize)) -> Self {
         let atoms = text.iter().map(|&byte| Atom::Byte { byte, quoted: true }).collect();
         Self { atoms, span, flow: Flow::default() }
     }
 
-    /// An argument of bytes as they stand in a script without quotes.
+    /// Creates an argument of bytes as in a script without quotes.
     pub(crate) fn plain(text: &[u8], span: (usize, usize)) -> Self {
         let atoms = text
             .iter()
@@ -67,32 +67,32 @@ impl Argument {
         Self { atoms, span, flow: Flow::default() }
     }
 
-    /// True if a part of it is not in the text.
+    /// Returns whether a part of it is not in the text.
     pub(crate) fn is_dynamic(&self) -> bool {
         self.atoms.iter().any(|a| matches!(a, Atom::Dynamic(_)))
     }
 
-    /// True if it is the name of a file that holds a command's output, `<(...)`.
+    /// Returns whether it is the name of a file with a command's output, `<(...)`.
     pub(crate) fn is_output(&self) -> bool {
         matches!(self.atoms.as_slice(), [Atom::Dynamic(Dynamic::Output { .. })])
     }
 
-    /// True if the shell would match it against file names.
+    /// Returns whether the shell would match it against file names.
     pub(crate) fn is_glob(&self) -> bool {
         self.atoms.iter().any(is_glob_atom)
     }
 
-    /// True if what it begins with is not in the text.
+    /// Returns whether its beginning is not in the text.
     pub(crate) fn starts_unknown(&self) -> bool {
         self.atoms.first().is_some_and(|a| matches!(a, Atom::Dynamic(_)) || is_glob_atom(a))
     }
 
-    /// The value, where it is in the text and not a pattern.
+    /// Returns the value, if it is in the text and not a pattern.
     pub(crate) fn literal(&self) -> Option<Vec<u8>> {
         if self.is_glob() { None } else { self.pattern() }
     }
 
-    /// The value, where it is in the text; globs are left as they are.
+    /// Returns the value, if it is in the text; globs are unchanged.
     pub(crate) fn pattern(&self) -> Option<Vec<u8>> {
         self.atoms
             .iter()
@@ -103,7 +103,7 @@ impl Argument {
             .collect()
     }
 
-    /// The bytes with [`UNKNOWN_BYTE`] for each part that is not in the text.
+    /// Returns the bytes with [`UNKNOWN_BYTE`] for each part that is not in the text.
     pub(crate) fn shown(&self) -> Vec<u8> {
         self.atoms
             .iter()
@@ -114,15 +114,14 @@ impl Argument {
             .collect()
     }
 
-    /// The rest behind the first `count` atoms.
+    /// Returns the rest after the first `count` atoms.
     pub(crate) fn tail(&self, count: usize) -> Self {
         let atoms = self.atoms.get(count..).unwrap_or_default().to_vec();
         Self { atoms, span: self.span, flow: self.flow.clone() }
     }
 
-    /// True if whatever its dynamic parts become, it stays one word: no more than
-    /// public variables, as far as `is_public` knows them, and quoted output of
-    /// commands.
+    /// Returns whether it stays one word for every value of its dynamic parts: public variables, as
+    /// defined by `is_public`, and quoted output of commands.
     pub(crate) fn is_one_text(&self, is_public: impl Fn(&[u8]) -> bool) -> bool {
         self.atoms.iter().all(|a| match a {
             Atom::Byte { .. } | Atom::Dynamic(Dynamic::Nested { quoted: true, .. }) => true,
@@ -131,7 +130,7 @@ impl Argument {
         })
     }
 
-    /// Names of variables in it, if its dynamic parts are nothing else.
+    /// Returns the names of its variables, if it has no other dynamic parts.
     pub(crate) fn only_variables(&self) -> Option<Vec<&[u8]>> {
         self.atoms
             .iter()
@@ -148,23 +147,23 @@ fn is_glob_atom(atom: &Atom) -> bool {
     matches!(atom, Atom::Byte { byte: b'*' | b'?' | b'[', quoted: false })
 }
 
-/// The value of a variable, as far as it is known.
+/// Value of a variable, as far as it is known.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     Known(Vec<u8>),
     Unknown(Flow),
 }
 
-/// Where names get their values.
+/// Source of the values of names.
 pub(crate) trait Values {
-    /// The value of a variable; `None` where nothing is known of it.
+    /// Returns the value of a variable; `None` if nothing is known of it.
     fn variable(&self, name: &[u8]) -> Option<Value>;
-    /// The home directory, unless the script changes it.
+    /// Returns the home directory, unless the script changes it.
     fn home(&self) -> Option<Vec<u8>>;
 }
 
-/// The arguments a word becomes; `None` where there would be too many, or the
-/// budget is spent. Flows of nested scripts come in their order.
+/// Returns the arguments of a word; `None` if there would be too many, or the budget is spent.
+/// `flows` are those of the nested scripts, in order.
 pub(crate) fn expand(word: &Word, flows: &[Flow], values: &dyn Values, budget: &Budget) -> Option<Vec<Argument>> {
     let mut alternatives = vec![word.atoms.clone()];
     if word.atoms.iter().any(|a| matches!(a, Atom::Byte { byte: b'{', quoted: false })) {
@@ -186,7 +185,7 @@ pub(crate) fn expand(word: &Word, flows: &[Flow], values: &dyn Values, budget: &
     Some(out)
 }
 
-/// Puts in the values that are known.
+/// Substitutes the known values.
 fn substitute(atoms: Vec<Atom>, flows: &[Flow], values: &dyn Values, out: &mut Argument) {
     for atom in atoms {
         match &atom {
@@ -202,7 +201,7 @@ fn substitute(atoms: Vec<Atom>, flows: &[Flow], values: &dyn Values, out: &mut A
                 out.atoms.push(atom);
             }
             Atom::Dynamic(Dynamic::Variable { name, quoted }) => match values.variable(name) {
-                // Unquoted, a value is split and matched: only plain ones stay known.
+                // Without quotes, a value is split and matched, so only plain ones stay known.
                 Some(Value::Known(value)) if *quoted || value.iter().all(|b| is_plain(*b)) => {
                     out.atoms.extend(value.iter().map(|&byte| Atom::Byte { byte, quoted: true }));
                 }
@@ -216,7 +215,7 @@ fn substitute(atoms: Vec<Atom>, flows: &[Flow], values: &dyn Values, out: &mut A
     }
 }
 
-/// True for bytes that word splitting and globbing leave alone.
+/// Returns whether word splitting and globbing leave a byte unchanged.
 fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"/._-+=:,@%".contains(&byte)
 }
@@ -242,8 +241,7 @@ fn tilde(mut atoms: Vec<Atom>, values: &dyn Values) -> Vec<Atom> {
     atoms
 }
 
-/// True for `~name` where that is the name of the home directory, as it is that
-/// of its owner.
+/// Returns whether `~name` has the name of the home directory, which is the name of its owner.
 fn is_tilde_of(atoms: &[Atom], home: &[u8]) -> bool {
     let name = home.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let Some(rest) = atoms.get(1..).filter(|rest| !name.is_empty() && rest.len() >= name.len()) else { return false };
@@ -258,16 +256,16 @@ fn is_unquoted(atom: &Atom, wanted: u8) -> bool {
     matches!(atom, Atom::Byte { byte, quoted: false } if *byte == wanted)
 }
 
-/// Brace expansion as bash(1) says.
+/// Brace expansion as in bash(1).
 struct Braces<'a> {
-    /// The word holds a quote.
+    /// The word contains a quote.
     quoted: bool,
     out: &'a mut Vec<Vec<Atom>>,
     budget: &'a Budget,
 }
 
 impl Braces<'_> {
-    /// `None` if it is too much, or not known.
+    /// Expands the atoms; `None` if this is too much work, or unknown.
     fn expand(&mut self, atoms: &[Atom], depth: usize) -> Option<()> {
         if depth > 16 {
             return None;
@@ -284,7 +282,7 @@ impl Braces<'_> {
             };
             let alternatives = if commas.is_empty() {
                 match sequence(&atoms[at + 1..close])? {
-                    // A quote in it, even an empty one, makes it no sequence.
+                    // With a quote, even an empty one, it is no sequence.
                     Some(_) if self.quoted => return None,
                     Some(values) => values,
                     None => {
@@ -317,7 +315,7 @@ impl Braces<'_> {
     }
 }
 
-/// The closing brace of the one at `open`, and the commas directly inside.
+/// Returns the closing brace for the one at `open`, and the commas directly inside.
 fn matching(atoms: &[Atom], open: usize) -> Option<(usize, Vec<usize>)> {
     let mut level = 0;
     let mut commas = Vec::new();
@@ -336,8 +334,8 @@ fn matching(atoms: &[Atom], open: usize) -> Option<(usize, Vec<usize>)> {
     None
 }
 
-/// `1..5`, `a..e`, `1..9..2`; the outer `None` if too long, the inner if it is
-/// no sequence.
+/// Expands `1..5`, `a..e`, `1..9..2`; the outer `None` if it is too long, the inner if it is no
+/// sequence.
 #[allow(clippy::option_option)]
 fn sequence(atoms: &[Atom]) -> Option<Option<Vec<Vec<Atom>>>> {
     let text: Option<Vec<u8>> =

@@ -1,33 +1,33 @@
-//! Programs that run the command in their arguments. Which they are, and what
-//! they take before the command, is in the knowledge base (operands that end
-//! in `command`, `inside` or `code`); env(1) splits words by itself and is read
-//! here. Seen through, never trusted.
+//! Programs that run the command in their arguments. The knowledge base lists them, and their
+//! arguments before the command (operands that end in `command`, `inside` or `code`). The program
+//! env(1) splits words by itself and is parsed here. The wrapper is removed for classification, but
+//! never trusted.
 
 use crate::knowledge::{self, Effect, Kind};
 use crate::options::{self, Problem, is_assignment};
 use crate::words::Argument;
 
-/// Where the command runs.
+/// Environment in which the command runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Runs {
-    /// Here, as it stands.
+    /// On this machine, unchanged.
     Here,
-    /// Here, by a shell that gets the words joined.
+    /// On this machine, by a shell that gets the words joined.
     Shell,
     /// In a container or on another host.
     Elsewhere,
 }
 
-/// What was inside.
+/// A command without its wrapper.
 pub(crate) struct Peeled {
     pub command: Vec<Argument>,
-    /// What stands before it.
+    /// Arguments before the command.
     pub options: Vec<Argument>,
-    /// Directory the command starts in, where the wrapper changes it.
+    /// Initial directory of the command, if the wrapper changes it.
     pub directory: Option<Argument>,
     /// `NAME=value` arguments (env, sudo).
     pub assignments: Vec<Argument>,
-    /// Running a known reader through it is as harmless as the reader.
+    /// True if running a known reader through it is as harmless as the reader.
     pub transparent: bool,
     pub elevates: bool,
     pub runs: Runs,
@@ -47,7 +47,7 @@ impl Peeled {
     }
 }
 
-/// The command a wrapper runs, or `None` if this is no wrapper or runs nothing.
+/// Returns the command that a wrapper runs; `None` if this is no wrapper or runs nothing.
 pub(crate) fn peel(name: &[u8], arguments: &[Argument]) -> Option<Peeled> {
     let name = std::str::from_utf8(name).ok()?;
     if name == "env" {
@@ -56,7 +56,7 @@ pub(crate) fn peel(name: &[u8], arguments: &[Argument]) -> Option<Peeled> {
     let mut entry = knowledge::lookup(name)?;
     let mut from = 1;
     if entry.subcommands {
-        // `docker exec`, `npm exec`: the second word says what it is.
+        // `docker exec`, `npm exec`: the second word selects the entry.
         from += options::read(entry, arguments.get(1..)?).rest;
         let program = knowledge::canonical(name)?;
         let full = format!("{program} {}", String::from_utf8(arguments.get(from.checked_sub(1)?)?.literal()?).ok()?);
@@ -81,7 +81,7 @@ pub(crate) fn peel(name: &[u8], arguments: &[Argument]) -> Option<Peeled> {
     for operand in &parsed.operands {
         match entry.assignments && is_assignment(&operand.shown()) {
             true => peeled.assignments.push(operand.clone()),
-            // The positional ones must be plain for the wrapper to be looked through.
+            // The positional operands must be plain for the wrapper to be transparent.
             false => peeled.transparent &= operand.literal().is_some(),
         }
     }
@@ -99,7 +99,7 @@ pub(crate) fn peel(name: &[u8], arguments: &[Argument]) -> Option<Peeled> {
     Some(peeled)
 }
 
-/// env(1): options, assignments, command; `-S` splits a string.
+/// Parses env(1): options, assignments, command; `-S` splits a string.
 fn env(arguments: &[Argument]) -> Option<Peeled> {
     let mut peeled = Peeled::new();
     let mut at = 1;
@@ -141,7 +141,7 @@ fn env(arguments: &[Argument]) -> Option<Peeled> {
     if peeled.command.is_empty() { None } else { Some(peeled) }
 }
 
-/// Reads one option of env; how many further arguments it takes.
+/// Parses one option of env; returns how many further arguments it takes.
 fn env_option(text: &[u8], argument: &Argument, next: Option<&Argument>, peeled: &mut Peeled) -> usize {
     let (name, attached) = if text.starts_with(b"--") {
         match text.iter().position(|b| *b == b'=') {

@@ -1,9 +1,9 @@
-//! Anchors of audit logs: of each log the last line that was noted here, so that a log
-//! which was cut or put back together with its own notes is found.
+//! Anchors of audit logs: for each log, the last line that was recorded here. They reveal a log
+//! that was truncated, or restored to an earlier state together with its own head.
 //!
-//! The file is apart from the remembered answers, so that it can be written at the end of
-//! every run without a wait for the disk: an anchor needs to last no longer than the lines
-//! that it names, and those are not synced at the end of a run either.
+//! The file is separate from the remembered answers, so that it can be written at the end of every
+//! run without waiting for the disk. An anchor need not be more durable than its line, and lines
+//! are not synced at the end of a run either.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -11,40 +11,40 @@ use std::sync::{Mutex, PoisonError};
 use crate::database::{self, OpenError, StoreError};
 use crate::sql::anchor::{Database, SCHEMA};
 
-/// The most logs of which an anchor is kept; those noted longest ago are forgotten.
+/// Most logs with an anchor; the anchors that were recorded longest ago are dropped.
 pub const MAX_ANCHORED_LOGS: usize = 1_000;
 
-/// The last line of a log that was noted.
+/// Last recorded line of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnchorRecord {
-    /// Which log: the hash of its first line.
+    /// Identifier of the log: the hash of its first line.
     pub log: String,
     /// Number of the line.
     pub seq: u64,
     /// Hash of the line.
     pub hash: String,
-    /// Where the line ends, in bytes from the start of the log.
+    /// End of the line, in bytes from the start of the log.
     pub end: u64,
-    /// The last line that was durable then.
+    /// Number of the last line that was durable then.
     pub durable: u64,
-    /// The boot of the machine in which it was noted.
+    /// Boot of the machine in which the anchor was recorded.
     pub boot: String,
-    /// When it was noted, in milliseconds since the epoch.
+    /// Time of the record, in milliseconds since the epoch.
     pub noted_ms: u64,
 }
 
-/// The open file of anchors. Share it between threads by reference.
+/// Open file of anchors. Threads share it by reference.
 #[derive(Debug)]
 pub struct Anchors {
     database: Mutex<Database>,
 }
 
 impl Anchors {
-    /// Opens the file at `path`, and makes one where there is none.
+    /// Opens the file at `path`, and creates it if it does not exist.
     ///
     /// # Errors
-    /// A place that is not the caller's alone; a file that is damaged, of another program
-    /// or of a newer version.
+    /// [`OpenError`] if others than the caller can access the path, or if the file is damaged, of
+    /// another program or of a newer version.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         let connection = database::open(path, &SCHEMA)?;
         let database = Database::on(connection).map_err(StoreError::from);
@@ -52,28 +52,28 @@ impl Anchors {
         Ok(Self { database: Mutex::new(database) })
     }
 
-    /// Moves the anchor of a log forward, or begins one. `replaced` is the anchor that the
-    /// caller compared the log with; a later one, of another process, stays.
+    /// Moves the anchor of a log forward, or creates one. `replaced` is the anchor that the caller
+    /// compared the log with; a later anchor of another process stays.
     ///
     /// # Errors
-    /// When the store failed.
+    /// [`StoreError`] if the store failed.
     pub fn advance(&self, anchor: &AnchorRecord, replaced: Option<&AnchorRecord>) -> Result<(), StoreError> {
         let mut database = self.database.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(database.advance(anchor, replaced)?)
     }
 
-    /// The anchor of each log, the one noted last first; at most [`MAX_ANCHORED_LOGS`].
+    /// Returns the anchor of each log, the latest record first; at most [`MAX_ANCHORED_LOGS`].
     ///
     /// # Errors
-    /// When the store failed.
+    /// [`StoreError`] if the store failed.
     pub fn list(&self) -> Result<Vec<AnchorRecord>, StoreError> {
         Ok(self.database.lock().unwrap_or_else(PoisonError::into_inner).list()?)
     }
 
-    /// The anchor of one log.
+    /// Returns the anchor of one log.
     ///
     /// # Errors
-    /// When the store failed.
+    /// [`StoreError`] if the store failed.
     pub fn find(&self, log: &str) -> Result<Option<AnchorRecord>, StoreError> {
         Ok(self.database.lock().unwrap_or_else(PoisonError::into_inner).find(log)?)
     }
@@ -100,7 +100,8 @@ mod tests {
         assert_eq!(Anchors::open(&path).unwrap().find("a").unwrap(), Some(anchor("a", 5)));
         anchors.advance(&anchor("a", 6), Some(&anchor("a", 5))).unwrap();
         assert_eq!(anchors.list().unwrap(), [anchor("b", 9), anchor("a", 6)]);
-        // Lines that a stop of the machine took: the caller knows, and says which anchor.
+        // Lines that were lost when the machine stopped: the caller knows this, and names the
+        // anchor.
         anchors.advance(&anchor("a", 4), Some(&anchor("a", 5))).unwrap();
         assert_eq!(anchors.find("a").unwrap(), Some(anchor("a", 6)));
         anchors.advance(&anchor("a", 4), Some(&anchor("a", 6))).unwrap();

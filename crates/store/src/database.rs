@@ -1,5 +1,5 @@
-//! A database file in its place: opened, or made whole. A lost or damaged one is
-//! an error with a remedy and never made anew in silence.
+//! Opens or creates a database file at its path. A lost or damaged file is an error with a remedy,
+//! and is never replaced silently.
 
 use std::path::{Path, PathBuf};
 
@@ -9,14 +9,14 @@ use stockade_model::RawText;
 use crate::place::{self, PlaceError};
 use crate::sql::{self, Schema, SqlError};
 
-/// How long to wait for another process's write, in milliseconds: fifty processes that
-/// begin at once on a busy machine have their turns within it.
+/// Time-out for another process's write, in milliseconds. Fifty processes that start at the same
+/// time on a busy machine finish their writes within it.
 pub const BUSY_TIMEOUT_MS: u64 = 30_000;
 
-/// Why the store cannot be opened. In each case nothing was changed.
+/// Error if the store cannot be opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The directory or the file cannot serve.
+    /// The directory or the file is unsuitable.
     #[error(transparent)]
     Place(#[from] PlaceError),
     /// The file is empty or damaged.
@@ -25,15 +25,15 @@ pub enum OpenError {
         shown(path)
     )]
     Corrupt {
-        /// Which.
+        /// Path of the store.
         path: PathBuf,
-        /// What was found.
+        /// Description of the damage.
         why: String,
     },
     /// The file belongs to another program.
     #[error("`{}` is a database of another program\nhint: name another file", shown(path))]
     Foreign {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
     },
     /// The file was written by a newer version.
@@ -42,53 +42,53 @@ pub enum OpenError {
         shown(path)
     )]
     Newer {
-        /// Which.
+        /// Path of the store.
         path: PathBuf,
-        /// Its version.
+        /// Version of the file.
         found: i64,
         /// The newest version known here.
         known: i64,
     },
-    /// Parts of a store are left whose main file is gone.
+    /// The main file of a store is missing, but other parts exist.
     #[error(
         "the store `{}` is missing, but `{}` is still there\nhint: put the store back, or move its `-wal` and `-shm` away too",
         shown(path),
         shown(left)
     )]
     Orphan {
-        /// The store.
+        /// Path of the store.
         path: PathBuf,
-        /// What is left of it.
+        /// Path of the remaining part.
         left: PathBuf,
     },
-    /// The database said no.
+    /// The database failed.
     #[error("cannot open the store `{}`: {source}", shown(path))]
     Database {
-        /// Which.
+        /// Path of the store.
         path: PathBuf,
-        /// Why.
+        /// The error of the database.
         source: StoreError,
     },
 }
 
-/// Why the store cannot answer. Nothing was changed.
+/// Error if the store cannot answer. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Another process kept it locked.
+    /// Another process kept the store locked.
     #[error(
         "other processes have kept the store locked for {} s\nhint: find who has it open with `fuser`, and end what hangs",
         BUSY_TIMEOUT_MS / 1000
     )]
     Busy,
-    /// There is no space.
+    /// No space is left.
     #[error("there is no space for the store\nhint: make space on its disk, then try again")]
     Full,
-    /// It is damaged.
+    /// The store is damaged.
     #[error(
         "the store is damaged: {0}\nhint: restore it from a backup, or move it away together with its `-wal` and `-shm`; what it remembers (answers, refusals, sandboxes) is then forgotten"
     )]
     Corrupt(String),
-    /// Anything else the database says.
+    /// Another error of the database.
     #[error("the store failed: {0}")]
     Other(Box<dyn std::error::Error + Send + Sync>),
 }
@@ -123,8 +123,8 @@ fn open_error(path: &Path, error: SqlError) -> OpenError {
     }
 }
 
-/// Opens the database at `path`, and makes one where there is none. Its directory
-/// becomes mode 0700 and must hold nothing of others.
+/// Opens the database at `path`, and creates it if it does not exist. Its directory gets mode 0700
+/// and must contain no files of other users.
 pub(crate) fn open(path: &Path, schema: &Schema) -> Result<Connection, OpenError> {
     let path = &place::private_directory(path)?;
     match place::private_file(path)? {
@@ -135,8 +135,8 @@ pub(crate) fn open(path: &Path, schema: &Schema) -> Result<Connection, OpenError
     sql::open(path, schema).map_err(|e| open_error(path, e))
 }
 
-/// Makes a whole store under another name, then gives it its own. So a store
-/// is there with its schema or not at all, whoever dies or comes in between.
+/// Creates a complete store under another name, then renames it. So a store always has its schema,
+/// whatever other process dies or starts meanwhile.
 fn create(path: &Path, schema: &Schema) -> Result<(), OpenError> {
     let _lock = place::lock(&place::beside(path, ".lock"))?;
     if place::private_file(path)?.is_some() {
@@ -151,7 +151,7 @@ fn create(path: &Path, schema: &Schema) -> Result<(), OpenError> {
     }
     let fresh = place::beside(path, ".new");
     for suffix in ["", "-wal", "-shm", "-journal"] {
-        // Of a maker that died; the lock says that it is not at work.
+        // Left by a process that died: the lock excludes one that is still running.
         let stale = place::beside(&fresh, suffix);
         match std::fs::remove_file(&stale) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(place::system("remove", &stale)(e).into()),

@@ -1,8 +1,8 @@
-//! Private directories that stand for something alive: it is as long as somebody
-//! holds the lock in its directory. The kernel gives a lock back with the last
-//! process that has it, however that ended, and never to another.
+//! Private directories that represent running processes: a directory is alive as long as a process
+//! holds its lock. The kernel releases a lock when the last process that holds it ends, for
+//! whatever reason, and never transfers it.
 //!
-//! It must not know what is alive.
+//! This module must not depend on the kind of process.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -17,13 +17,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::place::{PlaceError, put_in_place, system};
 
-/// The longest file that is read, in bytes.
+/// Longest file that is read, in bytes.
 const TEXT_LIMIT_BYTES: u64 = 64 << 20;
 
 const LOCK: &str = "lock";
 
-/// Makes the directory `path` and locks it. Nobody sees it before it is locked
-/// and `fill` has put into it what it is found with.
+/// Creates the directory `path` and locks it. It is hidden until it is locked and `fill` has
+/// written its files.
 pub(crate) fn begin(path: &Path, fill: impl FnOnce(&Path) -> Result<(), PlaceError>) -> Result<File, PlaceError> {
     let mut hidden = OsString::from(".");
     hidden.push(path.file_name().unwrap_or_default());
@@ -36,7 +36,7 @@ pub(crate) fn begin(path: &Path, fill: impl FnOnce(&Path) -> Result<(), PlaceErr
         Ok(lock)
     });
     if made.is_err() {
-        // Nothing is known by this name.
+        // The directory is not known by this name.
         let _ = fs::remove_dir_all(&hidden);
     }
     made
@@ -49,14 +49,14 @@ fn lock_in(directory: &Path) -> Result<File, PlaceError> {
     Ok(lock)
 }
 
-/// Whether somebody holds the lock of this directory.
+/// Returns whether a process holds the lock of this directory.
 pub(crate) fn is_held(directory: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Ok(lock) = rustix::fs::open(directory.join(LOCK), flags, Mode::empty()) else { return false };
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
 }
 
-/// The directories in `root` that an id names, in no order.
+/// Returns the directories in `root` whose name is an id, in no order.
 pub(crate) fn all<Id: FromStr>(root: &Path) -> Result<impl Iterator<Item = (Id, PathBuf)>, PlaceError> {
     let entries = match fs::read_dir(root) {
         Ok(entries) => Some(entries),
@@ -67,14 +67,14 @@ pub(crate) fn all<Id: FromStr>(root: &Path) -> Result<impl Iterator<Item = (Id, 
     Ok(entries.into_iter().flatten().flatten().filter_map(named))
 }
 
-/// What a file of the directory says, where it can be read.
+/// Returns the content of a file in the directory, if it can be read.
 pub(crate) fn read<T: for<'a> Deserialize<'a>>(directory: &Path, name: &str) -> Option<T> {
     let mut bytes = Vec::new();
     File::open(directory.join(name)).ok()?.take(TEXT_LIMIT_BYTES).read_to_end(&mut bytes).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 
-/// Writes a file of the directory whole or not at all.
+/// Writes a file in the directory atomically.
 pub(crate) fn write(directory: &Path, name: &str, value: &impl Serialize) -> Result<(), PlaceError> {
     let (path, unfinished) = (directory.join(name), directory.join(format!("{name}.partial")));
     let text = serde_json::to_vec(value).map_err(|e| system("write", &path)(e.into()))?;
@@ -82,7 +82,7 @@ pub(crate) fn write(directory: &Path, name: &str, value: &impl Serialize) -> Res
     put_in_place(&unfinished, &path)
 }
 
-/// A private file that was not there.
+/// Creates a new private file.
 pub(crate) fn new_file(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?.into())

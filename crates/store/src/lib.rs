@@ -1,14 +1,14 @@
-//! What Stockade remembers between runs: answers that reach further than once,
-//! the runs that were detached ([`runs`]), warm sessions ([`sessions`]), sandboxes that
-//! last ([`sandboxes`]), and how far audit logs reached ([`anchors`]).
+//! Persistent state between runs: answers with a scope beyond `once`, detached runs ([`runs`]),
+//! warm sessions ([`sessions`]), persistent sandboxes ([`sandboxes`]), and the ends of audit logs
+//! ([`anchors`]).
 //!
-//! An answer is remembered under the digest of everything consent was bound to,
-//! in the namespace of the kind of question it answered (L1): an approval to
-//! run something never answers whether it may run without a sandbox.
+//! An answer is stored under the digest of everything that consent was bound to, in the namespace
+//! of its kind of question (L1). An approval to run a command never answers whether it may run
+//! without a sandbox.
 //!
-//! Absent on purpose: no clock and no randomness (both are passed in), no
-//! opinion on what goes into a digest or what may be remembered, no rules. Every
-//! SQL statement stands in one module, and no type of the database leaves it.
+//! The crate has on purpose no clock and no randomness, because the caller passes both. It has no
+//! rules, and does not decide about the content of a digest or the answers to remember. Every SQL
+//! statement is in one module, and no type of the database leaves it.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,7 @@
-//! Where the database lies: a file of the caller alone in a directory of the
-//! caller alone (L7).
+//! Path of the database: a file in a directory, both accessible only to the caller (L7).
 //!
-//! An existing database is examined without being opened: closing any
-//! descriptor of it would drop the locks that SQLite holds on it elsewhere in
-//! this process (fcntl_locking(2)).
+//! An existing database is examined without being opened. Closing any descriptor of it would drop
+//! the locks that SQLite holds on it elsewhere in this process (fcntl_locking(2)).
 
 use std::fs::File;
 use std::io;
@@ -14,56 +12,56 @@ use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use stockade_model::RawText;
 
-/// How long to wait for another process that makes the database, in milliseconds.
+/// Time-out for another process that creates the database, in milliseconds.
 const LOCK_WAIT_MS: u64 = 5_000;
 
-/// Why a directory or file cannot serve.
+/// Error if a directory or file is unsuitable.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
-    /// The system said no.
+    /// A system call failed.
     #[error("cannot {what} `{}`: {source}", shown(path))]
     System {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
-        /// On what.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// It is a link, or not a file or directory at all.
+    /// The path is a symbolic link, or neither a file nor a directory.
     #[error(
         "`{}` is not a {expected} of its own: links are not followed here\nhint: remove it, or name another place",
         shown(path)
     )]
     Kind {
-        /// What it should be.
+        /// The expected type.
         expected: &'static str,
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// It belongs to somebody else.
+    /// The file belongs to another user.
     #[error("`{}` belongs to user {owner}, not to the caller\nhint: name a place of your own", shown(path))]
     Owner {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Its owner's user id.
+        /// User id of its owner.
         owner: u32,
     },
-    /// Others may read or write it.
+    /// Other users may read or write the file.
     #[error("others may reach `{}` (mode {mode:04o})\nhint: chmod go= '{}'", shown(path), shown(path))]
     Mode {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
     },
-    /// Another process is making the database and does not end.
+    /// Another process is creating the database and does not finish.
     #[error(
         "another process has kept `{}` locked for {LOCK_WAIT_MS} ms\nhint: find it with `fuser` and end it",
         shown(path)
     )]
     Busy {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
     },
 }
@@ -72,21 +70,21 @@ fn shown(path: &Path) -> String {
     RawText::from(path).escaped()
 }
 
-/// Makes a [`PlaceError::System`] of an error.
+/// Converts an error to [`PlaceError::System`].
 pub(crate) fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PlaceError {
     let path = path.to_owned();
     move |source| PlaceError::System { what, path, source }
 }
 
-/// Demands a private directory, made where it is missing, and returns the
-/// path of the file in it with every link above the directory resolved.
+/// Requires a private directory, and creates it if it is missing. Returns the path of the file in
+/// it, with every symbolic link above the directory resolved.
 pub(crate) fn private_directory(file: &Path) -> Result<PathBuf, PlaceError> {
     use std::os::unix::fs::DirBuilderExt;
     let no_name = || system("use as a file", file)(io::ErrorKind::InvalidInput.into());
     let name = file.file_name().ok_or_else(no_name)?;
     let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).or_else(|source| {
-        // A link or a file in its place is reported below, by its name.
+        // A symbolic link or a file at this path is reported below, by its name.
         if dir.symlink_metadata().is_ok() { Ok(()) } else { Err(system("create", dir)(source)) }
     })?;
     let stat = examine(dir)?.ok_or_else(|| system("open", dir)(io::ErrorKind::NotFound.into()))?;
@@ -94,7 +92,7 @@ pub(crate) fn private_directory(file: &Path) -> Result<PathBuf, PlaceError> {
     Ok(dir.canonicalize().map_err(system("resolve", dir))?.join(name))
 }
 
-/// Whether the file is there; if so, it must be a private one. Its length.
+/// Returns the length of the file if it exists; it must be private then.
 pub(crate) fn private_file(path: &Path) -> Result<Option<u64>, PlaceError> {
     let Some(stat) = examine(path)? else { return Ok(None) };
     demand_private(&stat, FileType::RegularFile, path)?;
@@ -127,26 +125,26 @@ fn demand_private(stat: &Stat, kind: FileType, path: &Path) -> Result<(), PlaceE
     Ok(())
 }
 
-/// Makes an empty private file.
+/// Creates an empty private file.
 pub(crate) fn create_new(path: &Path) -> Result<(), PlaceError> {
     open(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL).map(drop)
 }
 
-/// How a file is locked.
+/// Mode of a file lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hold {
-    /// With others who share it.
+    /// Shared with other holders.
     Shared,
-    /// By nobody else.
+    /// Exclusive.
     Alone,
 }
 
-/// Holds a file locked by nobody else until dropped; made where it is missing.
+/// Locks a file exclusively until the result is dropped; creates it if it is missing.
 pub(crate) fn lock(path: &Path) -> Result<File, PlaceError> {
     hold(path, Hold::Alone)
 }
 
-/// Holds a file locked until dropped; made where it is missing. Waits.
+/// Locks a file until the result is dropped; creates it if it is missing. Waits.
 pub(crate) fn hold(path: &Path, how: Hold) -> Result<File, PlaceError> {
     let file = open(path, OFlags::RDWR | OFlags::CREATE)?;
     let deadline = Instant::now() + Duration::from_millis(LOCK_WAIT_MS);
@@ -159,7 +157,7 @@ pub(crate) fn hold(path: &Path, how: Hold) -> Result<File, PlaceError> {
     Ok(file)
 }
 
-/// The same without waiting; `None` where it is held otherwise.
+/// Does the same without waiting; `None` if another process holds a conflicting lock.
 pub(crate) fn try_hold(path: &Path, how: Hold) -> Result<Option<File>, PlaceError> {
     let file = open(path, OFlags::RDWR | OFlags::CREATE)?;
     Ok(take(&file, path, how)?.then_some(file))
@@ -183,14 +181,14 @@ fn open(path: &Path, flags: OFlags) -> Result<File, PlaceError> {
     Ok(File::from(fd))
 }
 
-/// Puts a finished file in its place and makes the name durable.
+/// Renames a finished file to its final name and makes the name durable.
 pub(crate) fn put_in_place(from: &Path, to: &Path) -> Result<(), PlaceError> {
     std::fs::rename(from, to).map_err(system("create", to))?;
     let dir = to.parent().unwrap_or(Path::new("/"));
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(system("sync", dir))
 }
 
-/// The file beside `path` whose name is longer by `suffix`.
+/// Returns `path` with `suffix` appended to the name.
 pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);

@@ -1,4 +1,4 @@
-//! A remembered answer, and what of an answer is worth remembering.
+//! Remembered answer, and the part of an answer that is remembered.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,22 +6,22 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use stockade_model::{Answer, ApprovalId, Digest, Grant, RawText, RequestId, Scope, SessionId};
 
-/// The kind of question that was answered. An answer in one is none in another.
+/// Kind of question. An answer in one namespace does not count in another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Namespace {
-    /// May it run, in its sandbox?
+    /// May it run in its sandbox?
     Run,
     /// May it have these powers from the start?
     Grant,
-    /// It was refused something: may it have that?
+    /// May it have a power that it was refused?
     Escalate,
     /// May it run without a sandbox?
     Unsandboxed,
 }
 
 impl Namespace {
-    /// The text form, as stored and shown.
+    /// Returns the text form, as stored and shown.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Run => "run",
@@ -48,7 +48,7 @@ impl fmt::Display for Namespace {
     }
 }
 
-/// What was answered.
+/// Answer to a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Consent {
@@ -58,41 +58,40 @@ pub enum Consent {
     Denied,
 }
 
-/// A remembered answer.
+/// Remembered answer with its conditions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Remembered {
-    /// Names it, for `show` and `revoke`.
+    /// Identifier for `show` and `revoke`.
     pub id: ApprovalId,
-    /// What kind of question it answers.
+    /// Kind of question that it answers.
     pub namespace: Namespace,
-    /// Everything consent is bound to (L5).
+    /// Digest of everything that consent is bound to (L5).
     pub digest: Digest,
-    /// What was asked, as it was shown.
+    /// The question, as it was shown.
     pub question: RawText,
-    /// The powers that were asked for.
+    /// The requested powers.
     pub grants: Vec<Grant>,
-    /// What was answered.
+    /// The answer.
     pub consent: Consent,
-    /// How far it reaches. [`Scope::Times`] is the number of uses left.
+    /// Scope of the answer. [`Scope::Times`] contains the remaining uses.
     pub scope: Scope,
-    /// The session in which it was answered; the only one that
-    /// [`Scope::Session`] reaches.
+    /// Session of the answer; the only one that [`Scope::Session`] applies to.
     pub session: Option<SessionId>,
-    /// Who answered.
+    /// Name of the approver.
     pub by: String,
-    /// When, in milliseconds since the epoch.
+    /// Time of the answer, in milliseconds since the epoch.
     pub created_ms: u64,
-    /// The request that raised the question.
+    /// The request that caused the question.
     pub request: RequestId,
-    /// When it was taken back, in milliseconds since the epoch.
+    /// Time of its revocation, in milliseconds since the epoch.
     pub revoked_ms: Option<u64>,
-    /// When its session ended, in milliseconds since the epoch.
+    /// Time at which its session ended, in milliseconds since the epoch.
     pub ended_ms: Option<u64>,
 }
 
 impl Remembered {
-    /// Whether it can still answer anything at `now_ms`.
+    /// Returns whether it can still answer a question at `now_ms`.
     pub fn in_force(&self, now_ms: u64) -> bool {
         self.revoked_ms.is_none()
             && self.ended_ms.is_none()
@@ -105,8 +104,8 @@ impl Remembered {
     }
 }
 
-/// What is left of an answer for later questions, once the question that
-/// raised it is answered: nothing of `once`, one use less of `times`.
+/// Returns the part of an answer that applies to later questions, after the original question:
+/// nothing of `once`, one use less of `times`.
 pub fn lasting(answer: Answer) -> Option<(Consent, Scope)> {
     let (consent, scope) = match answer {
         Answer::Approved(scope) | Answer::Group(scope) => (Consent::Approved, scope),

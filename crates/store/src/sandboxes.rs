@@ -1,14 +1,13 @@
-//! Sandboxes that last: what is known of each in SQLite, and a private directory
-//! each for what it keeps. Whoever opens this again finds every one of them.
+//! Persistent sandboxes: their records are in SQLite, and each has a private directory for its
+//! files. A process that opens this again finds all of them.
 //!
-//! Two things are kept apart. *What a sandbox is to be* is its state in the
-//! database; each change of it is one transaction. *Who is at it now* is a lock of
-//! its directory: shared by those who use it, alone for who makes or destroys it.
-//! The kernel gives a lock back with the last process that has it, however that
-//! ended, so a maker that was killed leaves a sandbox that is known to be nobody's.
+//! Two states are separate. The *intended state* of a sandbox is in the database; each change of it
+//! is one transaction. Its *current users* hold a lock of its directory: shared while they use it,
+//! exclusive to make or destroy it. The kernel releases a lock when the last process that holds it
+//! ends, for whatever reason. So a sandbox whose maker was killed is known to be abandoned.
 //!
-//! Absent on purpose: what is in the directory beside the lock, how a sandbox is
-//! made or destroyed, clocks and randomness.
+//! This module does not know on purpose the content of the directory besides the lock, how a
+//! sandbox is made or destroyed, clocks and randomness.
 
 use std::fs::{self, File};
 use std::os::unix::fs::DirBuilderExt;
@@ -25,53 +24,53 @@ use crate::place::{self, Hold, PlaceError, system};
 use crate::sql::SqlError;
 use crate::sql::sandbox::{Database, SCHEMA};
 
-/// The most sandboxes that are not over.
+/// Most sandboxes that are not destroyed.
 pub const MAX_ALIVE: i64 = 10_000;
 
-/// The most sandboxes that are returned at once.
+/// Most sandboxes that are returned at once.
 pub const MAX_LISTED: usize = 20_000;
 
-/// The longest reason that is kept, in bytes.
+/// Longest reason that is kept, in bytes.
 pub const MAX_WHY_BYTES: usize = 4_096;
 
-/// The most commands that are kept of one sandbox; the oldest are forgotten.
+/// Most commands that are kept of one sandbox; the oldest are dropped.
 pub const MAX_COMMANDS: usize = 1_000;
 
-/// The longest text of a command that is kept, in bytes.
+/// Longest text of a command that is kept, in bytes.
 pub const MAX_TEXT_BYTES: usize = 4_096;
 
-/// How long it may take from the directory of one until it is known.
+/// Time-out from the creation of a sandbox's directory until its record.
 const BEGUN_WITHIN: Duration = Duration::from_secs(60);
 
 const DATABASE: &str = "sandboxes.db";
 const LOCK: &str = "lock";
 
-/// Why something cannot be done with a sandbox. Nothing was changed.
+/// Error of an operation on a sandbox. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// What it is to be does not go together.
+    /// The specification is inconsistent.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// There is none of this id.
+    /// No sandbox has this id.
     #[error("there is no sandbox `{0}`\nhint: `stockade sandbox list` shows them")]
     Unknown(SandboxId),
-    /// It is in another state.
+    /// The sandbox is in another state.
     #[error("the sandbox `{id}` is {state}{}{}", .why.as_ref().map(|why| format!(": {why}")).unwrap_or_default(), remedy(*.state))]
     State {
-        /// Which.
+        /// Identifier of the sandbox.
         id: SandboxId,
-        /// How it is.
+        /// State of the sandbox.
         state: SandboxState,
-        /// Why it is so.
+        /// Reason for the state.
         why: Option<String>,
     },
-    /// Somebody is at it.
+    /// Another process uses the sandbox.
     #[error("the sandbox `{0}` is in use\nhint: try again when its commands have ended")]
     InUse(SandboxId),
-    /// There are as many as may be.
+    /// The limit of sandboxes is reached.
     #[error("there are {MAX_ALIVE} sandboxes\nhint: destroy some, or give them a time to live")]
     TooMany,
-    /// Its directory cannot be had.
+    /// The directory is unavailable.
     #[error(transparent)]
     Place(#[from] PlaceError),
     /// The store failed.
@@ -79,7 +78,7 @@ pub enum SandboxError {
     Store(#[from] StoreError),
 }
 
-/// What may be done about the state of a sandbox, as the rest of a message.
+/// Returns the remedy for a state, as the rest of a message.
 fn remedy(state: SandboxState) -> &'static str {
     if state == SandboxState::Paused { "\nhint: `stockade sandbox resume` lets it go on" } else { "" }
 }
@@ -90,23 +89,23 @@ impl From<SqlError> for SandboxError {
     }
 }
 
-/// Why a sandbox is due.
+/// Reason why a sandbox is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Its time to live is over.
+    /// Its time to live has passed.
     Expired,
-    /// Nobody used it for as long as was agreed, and nobody does.
+    /// The sandbox was idle for the agreed time, and is not in use.
     Idle,
 }
 
-/// All sandboxes of a user. Share it between threads by reference.
+/// All sandboxes of a user. Threads share it by reference.
 #[derive(Debug)]
 pub struct Sandboxes {
     root: PathBuf,
     database: Mutex<Database>,
 }
 
-/// A sandbox that this process alone is at: to make it or to destroy it.
+/// Sandbox that this process holds exclusively, to make or destroy it.
 #[derive(Debug)]
 pub struct Claim {
     id: SandboxId,
@@ -114,7 +113,7 @@ pub struct Claim {
     _lock: File,
 }
 
-/// A sandbox that this process uses, as others may.
+/// Sandbox that this process uses, as others may.
 #[derive(Debug)]
 pub struct Use {
     record: SandboxRecord,
@@ -122,74 +121,75 @@ pub struct Use {
     _lock: File,
 }
 
-/// Keeps a sandbox that is being destroyed from being taken for one that was left so.
+/// Guard that keeps a sandbox that is being destroyed from counting as abandoned.
 #[derive(Debug)]
 pub struct Ending {
     _lock: File,
 }
 
-/// A command that was run in a sandbox, and what it used.
+/// Command that was run in a sandbox, with its resource use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CommandRecord {
-    /// What the record knows it by.
+    /// Request of the command in the audit log.
     pub request: RequestId,
-    /// Who ran it.
+    /// User that ran it.
     pub user: String,
-    /// What it was.
+    /// Text of the command.
     pub text: String,
-    /// When it was asked for.
+    /// Time of the request.
     pub started_ms: u64,
-    /// When it was over.
+    /// Time of its end.
     pub ended_ms: u64,
-    /// How it ended.
+    /// Status of the command.
     pub status: Status,
-    /// Its exit code, where it ended by itself.
+    /// Exit code, if the command exited by itself.
     pub exit_code: Option<i32>,
-    /// The most memory that was in use at once, in bytes.
+    /// Peak memory use, in bytes.
     pub memory_peak_bytes: Option<u64>,
-    /// The most processes and threads that there were at once.
+    /// Peak number of processes and threads.
     pub processes_peak: Option<u64>,
 }
 
 impl Claim {
-    /// Which.
+    /// Returns its identifier.
     pub fn id(&self) -> &SandboxId {
         &self.id
     }
 
-    /// Its directory.
+    /// Returns its directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
 impl Use {
-    /// What it was when its use began.
+    /// Returns its record as of the start of the use.
     pub fn record(&self) -> &SandboxRecord {
         &self.record
     }
 
-    /// Its directory.
+    /// Returns its directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
 impl Sandboxes {
-    /// Those in this directory, which is made with its database where it is missing.
+    /// Opens the sandboxes in this directory. Creates the directory and its database if they are
+    /// missing.
     ///
     /// # Errors
-    /// A place that is not the caller's alone, or a database that cannot be used.
+    /// [`OpenError`] if others than the caller can access the path, or the database cannot be used.
     pub fn open(root: &Path) -> Result<Self, OpenError> {
         let connection = database::open(&root.join(DATABASE), &SCHEMA)?;
         let root = root.canonicalize().map_err(system("resolve", root))?;
         Ok(Self { root, database: Mutex::new(Database::on(connection)) })
     }
 
-    /// Begins one: it is known, and nobody else's, before anything of it is made.
+    /// Begins a sandbox: it is recorded and locked before any part of it is made.
     ///
     /// # Errors
-    /// When it cannot be, there are too many, or its id is taken.
+    /// [`SandboxError`] if it cannot be created, there are too many, or its id is in use.
     pub fn begin(&self, id: SandboxId, spec: SandboxSpec, now_ms: u64) -> Result<Claim, SandboxError> {
         spec.check()?;
         let path = self.root.join(id.as_str());
@@ -201,7 +201,7 @@ impl Sandboxes {
         match begun {
             Ok(lock) => Ok(Claim { id, path, _lock: lock }),
             Err(error) => {
-                // Nothing is known by this name, and nothing else is in it.
+                // The sandbox is not recorded, and its directory contains nothing else.
                 let _ = fs::remove_file(path.join(LOCK));
                 let _ = fs::remove_dir(&path);
                 Err(error)
@@ -209,19 +209,19 @@ impl Sandboxes {
         }
     }
 
-    /// Removes directories that are nobody's: whoever began one was killed before it
-    /// was known. What is in them is a lock at most.
+    /// Removes directories without a record, whose maker was killed before it wrote the record.
+    /// They contain a lock at most.
     ///
     /// # Errors
-    /// When the store failed or the directory cannot be read.
+    /// [`SandboxError`] if the store failed or the directory cannot be read.
     pub fn remove_strays(&self) -> Result<(), SandboxError> {
         for (id, path) in held::all::<SandboxId>(&self.root)? {
             let is_old = path.metadata().and_then(|about| about.modified()).is_ok_and(|made| {
-                // A clock that was set back says nothing.
+                // With a clock that was set back, the age is unknown.
                 made.elapsed().is_ok_and(|age| age > BEGUN_WITHIN)
             });
             if is_old && self.find(&id)?.is_none() && !self.is_held(&id)? {
-                // There may be no lock yet. Refused where anything else is in it.
+                // The lock may not exist yet. The removal fails if there is anything else in it.
                 let _ = fs::remove_file(path.join(LOCK));
                 let _ = fs::remove_dir(&path);
             }
@@ -229,20 +229,20 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Notes what makes the walls of one that is being made; once.
+    /// Records the backend of a sandbox that is being made; once.
     ///
     /// # Errors
-    /// When it is not being made, or that was noted.
+    /// [`SandboxError`] if it is not being made, or its backend is recorded already.
     pub fn choose(&self, claim: &Claim, backend: &str) -> Result<(), SandboxError> {
         let noted = self.database().choose(&claim.id, backend)?;
         if noted { Ok(()) } else { Err(self.unexpected(&claim.id)?) }
     }
 
-    /// Changes the state of one, where [`SandboxState::may_become`] says that it
-    /// may; what it is then.
+    /// Changes the state of a sandbox if [`SandboxState::may_become`] permits it. Returns the new
+    /// record.
     ///
     /// # Errors
-    /// When there is none, or it is in a state that does not lead there.
+    /// [`SandboxError`] if it does not exist, or its state does not permit the change.
     pub fn change(
         &self,
         id: &SandboxId,
@@ -258,51 +258,51 @@ impl Sandboxes {
         }
     }
 
-    /// Begins a use of one that is ready. As long as it lasts, nobody makes or
-    /// destroys it but by force.
+    /// Begins a use of a ready sandbox. During the use, no process makes or destroys it except by
+    /// force.
     ///
     /// # Errors
-    /// When it is not ready or somebody else is alone at it.
+    /// [`SandboxError`] if it is not ready or another process holds it exclusively.
     pub fn begin_use(&self, id: &SandboxId, now_ms: u64) -> Result<Use, SandboxError> {
         self.expect(id, SandboxState::Ready)?;
         let lock = self.lock(id, Hold::Shared)?;
-        // Whoever destroys says so first and waits for the lock then.
+        // A process that destroys it first changes the state and then waits for the lock.
         let record = self.expect(id, SandboxState::Ready)?;
         self.database().touch(id, now_ms)?;
         Ok(Use { record, path: self.directory(id), _lock: lock })
     }
 
-    /// Ends a use: from now on it is idle, if nobody else uses it.
+    /// Ends a use. From now on the sandbox is idle, if no other process uses it.
     ///
     /// # Errors
-    /// When that cannot be noted; the use is over all the same.
+    /// [`SandboxError`] if that cannot be recorded; the use has ended anyway.
     pub fn end_use(&self, used: Use, now_ms: u64) -> Result<(), SandboxError> {
         Ok(self.database().touch(&used.record.id, now_ms)?)
     }
 
-    /// Takes one that nobody is at; waits five seconds for those who are.
+    /// Locks a sandbox exclusively; waits five seconds for its users.
     ///
     /// # Errors
-    /// When somebody still is.
+    /// [`SandboxError`] if it is still in use.
     pub fn claim(&self, id: &SandboxId) -> Result<Claim, SandboxError> {
         let lock = self.lock(id, Hold::Alone)?;
         Ok(Claim { id: id.clone(), path: self.directory(id), _lock: lock })
     }
 
-    /// Says that somebody is at the end of one, beside whoever still uses it. Nothing
-    /// where somebody is alone at it, who says the same by that. Does not wait.
+    /// Marks the sandbox as being ended, in parallel to its users. Returns `None` if another
+    /// process holds it exclusively, which marks it too. Does not wait.
     ///
     /// # Errors
-    /// When its lock cannot be looked at.
+    /// [`SandboxError`] if its lock cannot be examined.
     pub fn begin_end(&self, id: &SandboxId) -> Result<Option<Ending>, SandboxError> {
         let Some(lock) = self.lock_file(id)? else { return Ok(None) };
         Ok(place::try_hold(&lock, Hold::Shared)?.map(|lock| Ending { _lock: lock }))
     }
 
-    /// Ends one whose directory is empty but for its lock: it is over.
+    /// Closes a sandbox whose directory is empty except for its lock.
     ///
     /// # Errors
-    /// When something is left in the directory, or it is not being destroyed.
+    /// [`SandboxError`] if the directory is not empty, or the sandbox is not being destroyed.
     pub fn close(&self, claim: Claim, now_ms: u64) -> Result<(), SandboxError> {
         self.expect(&claim.id, SandboxState::Destroying)?;
         match fs::remove_file(claim.path.join(LOCK)).and_then(|()| fs::remove_dir(&claim.path)) {
@@ -313,35 +313,35 @@ impl Sandboxes {
         self.change(&claim.id, SandboxState::Destroyed, why.as_deref(), now_ms).map(drop)
     }
 
-    /// Lets one live until then, or shortens its time.
+    /// Sets the time until which a sandbox lives, later or earlier than before.
     ///
     /// # Errors
-    /// When there is none, or it is over.
+    /// [`SandboxError`] if it does not exist, or is destroyed.
     pub fn extend(&self, id: &SandboxId, expires_ms: u64) -> Result<(), SandboxError> {
         let extended = self.database().extend(id, expires_ms)?;
         if extended { Ok(()) } else { Err(self.unexpected(id)?) }
     }
 
-    /// One of them.
+    /// Returns one sandbox.
     ///
     /// # Errors
-    /// When the store failed.
+    /// [`SandboxError`] if the store failed.
     pub fn find(&self, id: &SandboxId) -> Result<Option<SandboxRecord>, SandboxError> {
         Ok(self.database().find(id)?)
     }
 
-    /// All that are known, the newest first; at most [`MAX_LISTED`].
+    /// Returns all known sandboxes, the newest first; at most [`MAX_LISTED`].
     ///
     /// # Errors
-    /// When the store failed.
+    /// [`SandboxError`] if the store failed.
     pub fn list(&self) -> Result<Vec<SandboxRecord>, SandboxError> {
         Ok(self.database().list()?)
     }
 
-    /// Those whose time is over, and why: to be destroyed by whoever looks.
+    /// Returns the sandboxes that are due, with the reason; the caller must destroy them.
     ///
     /// # Errors
-    /// When the store failed or a directory cannot be looked at.
+    /// [`SandboxError`] if the store failed or a directory cannot be examined.
     pub fn due(&self, now_ms: u64) -> Result<Vec<(SandboxRecord, Due)>, SandboxError> {
         let over = self.database().due(now_ms)?;
         let mut due = Vec::new();
@@ -356,11 +356,10 @@ impl Sandboxes {
         Ok(due)
     }
 
-    /// Those that somebody was making or destroying who is no more: to be
-    /// destroyed by whoever looks.
+    /// Returns the sandboxes whose maker or destroyer died; the caller must destroy them.
     ///
     /// # Errors
-    /// When the store failed or a directory cannot be looked at.
+    /// [`SandboxError`] if the store failed or a directory cannot be examined.
     pub fn abandoned(&self) -> Result<Vec<SandboxRecord>, SandboxError> {
         let unfinished = self.database().unfinished()?;
         let mut abandoned = Vec::new();
@@ -368,53 +367,53 @@ impl Sandboxes {
             if self.is_held(&record.id)? {
                 continue;
             }
-            // Whoever was at it may have finished meanwhile, and says so before it lets go.
+            // The user may have finished meanwhile, and changes the state before it releases the
+            // lock.
             let is_now = self.find(&record.id)?;
             abandoned.extend(is_now.filter(|now| now.state == record.state));
         }
         Ok(abandoned)
     }
 
-    /// Notes a command that was run in one.
+    /// Records a command that was run in a sandbox.
     ///
     /// # Errors
-    /// When the store failed.
+    /// [`SandboxError`] if the store failed.
     pub fn note_command(&self, id: &SandboxId, mut record: CommandRecord) -> Result<(), SandboxError> {
         record.text = bounded(&record.text, MAX_TEXT_BYTES).to_owned();
         Ok(self.database().note_command(id, &record)?)
     }
 
-    /// What was run in one, the oldest first; at most [`MAX_COMMANDS`].
+    /// Returns the commands of a sandbox, the oldest first; at most [`MAX_COMMANDS`].
     ///
     /// # Errors
-    /// When the store failed.
+    /// [`SandboxError`] if the store failed.
     pub fn commands(&self, id: &SandboxId) -> Result<Vec<CommandRecord>, SandboxError> {
         Ok(self.database().commands(id)?)
     }
 
-    /// Forgets those that were over before `before_ms`; how many.
+    /// Removes the records of sandboxes destroyed before `before_ms`; returns their number.
     ///
     /// # Errors
-    /// When the store failed.
+    /// [`SandboxError`] if the store failed.
     pub fn prune(&self, before_ms: u64) -> Result<usize, SandboxError> {
         Ok(self.database().prune(before_ms)?)
     }
 
-    /// Reads the whole database for damage.
+    /// Checks the whole database for damage.
     ///
     /// # Errors
-    /// What was found first.
+    /// [`SandboxError`] with the first damage.
     pub fn check(&self) -> Result<(), SandboxError> {
         Ok(self.database().check()?)
     }
 
-    /// The directory of what one keeps, whether it is there or not.
+    /// Returns the directory for a sandbox's files, whether it exists or not.
     pub fn directory(&self, id: &SandboxId) -> PathBuf {
         self.root.join(id.as_str())
     }
 
-    /// The lock of a sandbox. One whose directory is gone, by a removal that was cut
-    /// off, gets it anew.
+    /// Locks a sandbox. If an interrupted removal deleted its directory, it is created again.
     fn lock(&self, id: &SandboxId, hold: Hold) -> Result<File, SandboxError> {
         let path = self.directory(id);
         if self.find(id)?.is_none_or(|record| record.state == SandboxState::Destroyed) {
@@ -424,29 +423,29 @@ impl Sandboxes {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(system("create", &path)(e).into()),
             _ => {}
         }
-        // Waits for a moment: whoever asks whether it is used holds it meanwhile.
+        // May wait briefly, because a process that checks the use holds the lock meanwhile.
         place::hold(&path.join(LOCK), hold).map_err(|error| match error {
             PlaceError::Busy { .. } => SandboxError::InUse(id.clone()),
             other => other.into(),
         })
     }
 
-    /// Whether anybody is at it.
+    /// Returns whether a process uses it.
     fn is_held(&self, id: &SandboxId) -> Result<bool, SandboxError> {
         let Some(lock) = self.lock_file(id)? else { return Ok(false) };
         Ok(place::try_hold(&lock, Hold::Alone)?.is_none())
     }
 
-    /// The file of its lock, where there is one.
+    /// Returns the file of its lock, if it exists.
     fn lock_file(&self, id: &SandboxId) -> Result<Option<PathBuf>, SandboxError> {
         let lock = self.directory(id).join(LOCK);
         Ok(lock.try_exists().map_err(system("examine", &lock))?.then_some(lock))
     }
 
-    /// One that is in this state.
+    /// Returns the sandbox if it is in this state.
     ///
     /// # Errors
-    /// When there is none, or it is in another.
+    /// [`SandboxError`] if it does not exist, or is in another state.
     pub fn expect(&self, id: &SandboxId, state: SandboxState) -> Result<SandboxRecord, SandboxError> {
         match self.find(id)? {
             Some(record) if record.state == state => Ok(record),
@@ -454,7 +453,7 @@ impl Sandboxes {
         }
     }
 
-    /// Why nothing can be done with it.
+    /// Returns the error for a sandbox in the wrong state.
     fn unexpected(&self, id: &SandboxId) -> Result<SandboxError, SandboxError> {
         Ok(match self.find(id)? {
             Some(SandboxRecord { id, state, why, .. }) => SandboxError::State { id, state, why },
@@ -468,7 +467,7 @@ impl Sandboxes {
     }
 }
 
-/// The beginning of a text that fits.
+/// Returns the longest prefix of a text within the limit.
 fn bounded(text: &str, limit_bytes: usize) -> &str {
     let mut end = text.len().min(limit_bytes);
     while !text.is_char_boundary(end) {

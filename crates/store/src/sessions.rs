@@ -1,8 +1,8 @@
-//! Warm sessions: a private directory each, in which its supervisor says what it
-//! is and listens. Open as long as the supervisor lives; what its directory says
-//! after that is that it was killed.
+//! Warm sessions: each has a private directory, in which its supervisor stores its description and
+//! listens. A session is open as long as the supervisor runs. A directory without a supervisor
+//! means that the supervisor was killed.
 //!
-//! Absent on purpose: what a session runs, how it is talked to, clocks.
+//! This module does not know on purpose the commands of a session, its protocol, or the time.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -15,18 +15,18 @@ use crate::place::{PlaceError, private_directory, system};
 
 const ABOUT: &str = "session.json";
 
-/// What a session is.
+/// Description of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// Which.
+    /// Identifier of the session.
     pub id: SessionId,
     /// The directory that its commands may write.
     pub workspace: RawText,
-    /// The profile's name, where one was named.
+    /// The profile's name, if one was given.
     pub profile: Option<String>,
-    /// When it was begun, in milliseconds since the epoch.
+    /// Start time, in milliseconds since the epoch.
     pub started_ms: u64,
-    /// The process that watches over it; may be another's number once it is over.
+    /// Process id of its supervisor; may belong to another process after the session.
     pub supervisor: u32,
 }
 
@@ -36,42 +36,42 @@ pub struct Sessions {
     root: PathBuf,
 }
 
-/// One of them.
+/// Session of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
     id: SessionId,
     path: PathBuf,
 }
 
-/// A session that this process watches over. Its directory goes when it is
-/// [closed](Self::close); one that is not was killed.
+/// Session that this process supervises. Its directory is removed when it is [closed](Self::close);
+/// a directory that was not removed belongs to a killed supervisor.
 #[derive(Debug)]
 pub struct Watched {
     session: Session,
     lock: File,
 }
 
-/// Why a session cannot be begun.
+/// Error if a session cannot be begun.
 #[derive(Debug, thiserror::Error)]
 pub enum BeginError {
-    /// There is one.
+    /// The session exists.
     #[error("there is a session `{0}`\nhint: `stockade session end {0}`, or another --name")]
     Open(SessionId),
-    /// Its directory cannot be had.
+    /// The directory is unavailable.
     #[error(transparent)]
     Place(#[from] PlaceError),
 }
 
 impl Sessions {
-    /// Those in this directory, which is made with the first of them.
+    /// Returns the sessions in this directory, which is created for the first session.
     pub fn of(root: PathBuf) -> Self {
         Self { root }
     }
 
-    /// Begins one. What is left of killed ones is forgotten.
+    /// Begins a session. Removes the directories of killed ones.
     ///
     /// # Errors
-    /// When there is one of that name, or its directory cannot be made.
+    /// [`BeginError`] if the name is in use, or its directory cannot be created.
     pub fn begin(&self, about: &About) -> Result<Watched, BeginError> {
         let path = private_directory(&self.root.join(about.id.as_str()))?;
         for lost in self.all()?.into_iter().filter(|session| !session.is_open()) {
@@ -84,69 +84,68 @@ impl Sessions {
         Ok(Watched { session: Session { id: about.id.clone(), path }, lock })
     }
 
-    /// All that are known, in no order.
+    /// Returns all known sessions, in no order.
     ///
     /// # Errors
-    /// When the directory cannot be read.
+    /// [`PlaceError`] if the directory cannot be read.
     pub fn all(&self) -> Result<Vec<Session>, PlaceError> {
         Ok(held::all(&self.root)?.map(|(id, path)| Session { id, path }).collect())
     }
 
-    /// The one with this id.
+    /// Returns the session with this id.
     ///
     /// # Errors
-    /// When the directory cannot be read.
+    /// [`PlaceError`] if the directory cannot be read.
     pub fn find(&self, id: &SessionId) -> Result<Option<Session>, PlaceError> {
         Ok(self.all()?.into_iter().find(|session| session.id == *id))
     }
 }
 
 impl Session {
-    /// Its id.
+    /// Returns its id.
     pub fn id(&self) -> &SessionId {
         &self.id
     }
 
-    /// Its directory.
+    /// Returns its directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it is.
+    /// Returns its description.
     pub fn about(&self) -> Option<About> {
         held::read(&self.path, ABOUT)
     }
 
-    /// Whether somebody watches over it.
+    /// Returns whether its supervisor is running.
     pub fn is_open(&self) -> bool {
         held::is_held(&self.path)
     }
 
-    /// Forgets it.
+    /// Removes the session.
     ///
     /// # Errors
-    /// When its directory cannot be removed.
+    /// [`PlaceError`] if its directory cannot be removed.
     pub fn remove(&self) -> Result<(), PlaceError> {
         fs::remove_dir_all(&self.path).map_err(system("remove", &self.path))
     }
 }
 
 impl Watched {
-    /// The session.
+    /// Returns the session.
     pub fn session(&self) -> &Session {
         &self.session
     }
 
-    /// Gives up watching without an end of the session: for a process that
-    /// another one goes on for.
+    /// Stops supervising without ending the session, because another process continues.
     pub fn leave(self) {
         drop(self.lock);
     }
 
-    /// Forgets the session: it is over.
+    /// Ends the session and removes it.
     ///
     /// # Errors
-    /// When its directory cannot be removed.
+    /// [`PlaceError`] if its directory cannot be removed.
     pub fn close(self) -> Result<(), PlaceError> {
         self.session.remove()
     }

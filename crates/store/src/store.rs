@@ -1,8 +1,7 @@
-//! The store as the engine sees it: open it, remember, look up, take back.
+//! The store's interface for the engine: open, remember, look up, revoke.
 //!
-//! A lost or damaged store is an error with a remedy. It is never made anew in
-//! silence, because with it every refusal that somebody meant for good would
-//! be gone.
+//! A lost or damaged store is an error with a remedy. It is never replaced silently, because every
+//! permanent refusal would be lost with it.
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,28 +13,28 @@ use crate::remembered::{Namespace, Remembered};
 use crate::sql::SqlError;
 use crate::sql::approval::{Database, SCHEMA};
 
-/// The longest question that is remembered, in bytes.
+/// Longest question that is remembered, in bytes.
 pub const MAX_QUESTION_BYTES: usize = 1 << 20;
 
-/// The most grants of one remembered answer.
+/// Most grants of one remembered answer.
 pub const MAX_GRANTS: usize = 1_000;
 
-/// The most answers that [`Store::list`] returns.
+/// Most answers that [`Store::list`] returns.
 pub const MAX_LISTED: usize = 10_000;
 
-/// Why an answer was not remembered.
+/// Error if an answer was not remembered.
 #[derive(Debug, thiserror::Error)]
 pub enum RememberError {
-    /// It reaches no further than the question that it answered.
+    /// The answer does not apply to later questions.
     #[error("there is nothing left of the answer to remember")]
     NothingLeft,
-    /// It reaches as far as a session, and there is none.
+    /// The answer is for a session, and there is none.
     #[error("an answer for the session needs a session")]
     NoSession,
-    /// It is not for storing.
+    /// The answer is too large.
     #[error("{what} is larger than is remembered")]
     TooLarge {
-        /// Which part of it.
+        /// The part that is too large.
         what: &'static str,
     },
     /// Another answer has this id.
@@ -46,29 +45,29 @@ pub enum RememberError {
     Store(#[from] StoreError),
 }
 
-/// The open store. Share it between threads by reference.
+/// Open store. Threads share it by reference.
 #[derive(Debug)]
 pub struct Store {
     database: Mutex<Database>,
 }
 
 impl Store {
-    /// Opens the store at `path`, and makes one where there is none. Its
-    /// directory becomes mode 0700 and must hold nothing of others.
+    /// Opens the store at `path`, and creates it if it does not exist. Its directory gets mode 0700
+    /// and must contain no files of other users.
     ///
     /// # Errors
-    /// A place that is not the caller's alone; a file that is damaged, of
+    /// [`OpenError`] if others than the caller can access the path, or if the file is damaged, of
     /// another program or of a newer version.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         let database = Database::on(database::open(path, &SCHEMA)?);
         Ok(Self { database: Mutex::new(database) })
     }
 
-    /// Remembers an answer. [`lasting`](crate::lasting) says what of an answer
-    /// is left to remember. Durable when this returns.
+    /// Remembers an answer. [`lasting`](crate::lasting) returns the part of an answer to remember.
+    /// Durable when this returns.
     ///
     /// # Errors
-    /// When it answers nothing, is too large, or the store failed.
+    /// [`RememberError`] if it applies to no later question, is too large, or the store failed.
     pub fn remember(&self, remembered: &Remembered) -> Result<(), RememberError> {
         match remembered.scope {
             Scope::Once | Scope::Times(0) => return Err(RememberError::NothingLeft),
@@ -87,14 +86,14 @@ impl Store {
         })
     }
 
-    /// The remembered answer to a question, if there is one: a refusal before
-    /// an approval, and what is not used up before what is. Where its uses are
-    /// counted, this was one, taken durably; the scope returned holds what is
-    /// left. No more uses are given than were granted, whatever the number of
-    /// processes.
+    /// Returns the remembered answer to a question, if there is one. Refusals precede approvals,
+    /// and answers without counted uses precede counted ones. If its uses are counted, one is taken
+    /// durably, and the returned scope contains the remaining uses. No more uses are given than
+    /// were granted, whatever the number of processes.
     ///
     /// # Errors
-    /// When the store failed: then there is no answer, and nothing may run on one.
+    /// [`StoreError`] if the store failed; then there is no answer, and no command may run because
+    /// of one.
     pub fn lookup(
         &self,
         namespace: Namespace,
@@ -105,53 +104,52 @@ impl Store {
         Ok(self.database().take(namespace, digest, session, now_ms)?)
     }
 
-    /// Everything remembered, in force or not, the newest first; at most
-    /// [`MAX_LISTED`].
+    /// Returns all remembered answers, valid or not, the newest first; at most [`MAX_LISTED`].
     ///
     /// # Errors
-    /// When the store failed.
+    /// [`StoreError`] if the store failed.
     pub fn list(&self) -> Result<Vec<Remembered>, StoreError> {
         Ok(self.database().list()?)
     }
 
-    /// One remembered answer.
+    /// Returns one remembered answer.
     ///
     /// # Errors
-    /// When the store failed.
+    /// [`StoreError`] if the store failed.
     pub fn show(&self, id: &ApprovalId) -> Result<Option<Remembered>, StoreError> {
         Ok(self.database().show(id)?)
     }
 
-    /// Takes an answer back: it answers nothing any more. False where there is
-    /// none, or it was taken back before.
+    /// Revokes an answer, which then answers no question. Returns false if it does not exist, or
+    /// was revoked before.
     ///
     /// # Errors
-    /// When the store failed.
+    /// [`StoreError`] if the store failed.
     pub fn revoke(&self, id: &ApprovalId, now_ms: u64) -> Result<bool, StoreError> {
         Ok(self.database().revoke(id, now_ms)?)
     }
 
-    /// Ends what was answered for a session; returns how many answers.
+    /// Ends the answers of a session; returns their number.
     ///
     /// # Errors
-    /// When the store failed.
+    /// [`StoreError`] if the store failed.
     pub fn end_session(&self, session: &SessionId, now_ms: u64) -> Result<usize, StoreError> {
         Ok(self.database().end_session(session, now_ms)?)
     }
 
-    /// Forgets answers that ceased to answer anything before `before_ms`;
-    /// returns how many. (Of counted ones: those used up and answered before.)
+    /// Removes answers that became invalid before `before_ms`; returns their number. (Counted
+    /// answers: those used up and given before that time.)
     ///
     /// # Errors
-    /// When the store failed.
+    /// [`StoreError`] if the store failed.
     pub fn prune(&self, before_ms: u64) -> Result<usize, StoreError> {
         Ok(self.database().prune(before_ms)?)
     }
 
-    /// Reads the whole store for damage.
+    /// Checks the whole store for damage.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`] with what was found first.
+    /// [`StoreError::Corrupt`] with the first damage.
     pub fn check(&self) -> Result<(), StoreError> {
         Ok(self.database().check()?)
     }

@@ -1,24 +1,24 @@
-//! Who runs an attempt. It must not know what is run.
+//! Account that runs an attempt. It must not depend on the program.
 
 use std::fs;
 use std::process;
 
 use anyhow::{Context as _, Result, bail};
 
-/// The account the harness makes for attempts of an ordinary user.
+/// Account that the harness creates for attempts of an ordinary user.
 const TEST_ACCOUNT: &str = "stockade-test";
 
-/// Which kind of user an attempt runs as.
+/// Kind of user that runs an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum User {
     /// User id 0.
     Root,
-    /// Anyone else.
+    /// Any other user.
     Ordinary,
 }
 
 impl User {
-    /// The word used in reports and arguments.
+    /// Returns the word for reports and arguments.
     pub fn word(self) -> &'static str {
         match self {
             Self::Root => "root",
@@ -26,14 +26,14 @@ impl User {
         }
     }
 
-    /// The users that attempts can run as here: both where the harness is
-    /// root, else only the one it runs as.
+    /// Returns the users that attempts can run as here: both if the harness is root, otherwise only
+    /// its own.
     pub fn available() -> Vec<Self> {
         if rustix::process::geteuid().is_root() { vec![Self::Root, Self::Ordinary] } else { vec![Self::Ordinary] }
     }
 }
 
-/// A user as the kernel knows it.
+/// Ids of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
     /// Its kind.
@@ -45,11 +45,11 @@ pub struct Account {
 }
 
 impl Account {
-    /// The account for `user`, made with `useradd` if the harness is root and
-    /// there is none yet.
+    /// Returns the account for `user`. Creates it with `useradd` if the harness is root and it does
+    /// not exist.
     ///
     /// # Errors
-    /// Where the harness may not act as that user, or the account cannot be made.
+    /// An error if the harness may not act as that user, or the account cannot be created.
     pub fn of(user: User) -> Result<Self> {
         let own = rustix::process::geteuid();
         match user {
@@ -87,7 +87,7 @@ impl Account {
         Ok(None)
     }
 
-    /// True where the harness must change its identity to act as this account.
+    /// Returns whether the harness must change its identity to act as this account.
     pub(crate) fn differs_from_harness(&self) -> bool {
         rustix::process::geteuid().as_raw() != self.uid
     }

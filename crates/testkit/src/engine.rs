@@ -1,6 +1,5 @@
-//! Container engines of a test's own: their data, sockets, processes, containers and
-//! control groups end with the test, also where it is killed. It must not know what is
-//! run in them.
+//! Container engines for one test. Their data, sockets, processes, containers and control groups
+//! end with the test, even if it is killed. This module must not depend on the programs in them.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,27 +14,27 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::slowness;
 
-/// Where engines and what they start are looked for.
+/// Search path for engines and the programs that they start.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// How long one may take until it answers.
+/// Time-out until an engine answers.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
 
-/// Which engine.
+/// Container engine of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineKind {
-    /// The Docker Engine, with runc, and runsc where it is installed.
+    /// The Docker Engine, with runc, and runsc if it is installed.
     Docker,
     /// Podman, with runc.
     Podman,
 }
 
-/// Starts the engine, waits until whoever started this is gone, and takes everything
-/// away: `$1` is the engine's directory, `$2` its control group, `$3` lists its
-/// containers and removes them; the rest is the engine. `again` kills that and starts it
-/// anew: what Docker had started besides ended with it, and is not to be looked for where
-/// nobody reaps it. Podman's monitors of ended commands would wait for minutes, and then
-/// make its directories anew; what they have started already may mount one of them once
-/// more. What held a container that went while Docker ended would wait for ever.
+/// Script that starts the engine, waits for the end of its parent process, and removes everything.
+/// `$1` is the engine's directory, `$2` its control group, `$3` a command that removes its
+/// containers; the rest is the engine's command. `again` kills the engine and starts it again.
+/// Other processes that Docker had started ended with it, and their id files are removed because a
+/// zombie could still have the id. Podman's monitors of ended commands would wait for minutes and
+/// then create its directories again. Monitors that have started may mount one of them once more. A
+/// process that held a container removed during Docker's end would wait forever.
 const OVERSEER: &str = r#"trap '' INT TERM HUP QUIT
 place=$1 group=$2 clear=$3; shift 3
 cd "$place"
@@ -59,7 +58,7 @@ for again in 1 2 3 4 5 6 7 8 9 10; do
 done
 "#;
 
-/// An engine that runs as root, and ends with its value or with this process.
+/// Engine that runs as root, and ends when its value is dropped or this process ends.
 pub struct Engine {
     kind: EngineKind,
     place: PathBuf,
@@ -67,18 +66,18 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts one in this directory, which is made and will be removed.
+    /// Starts an engine in this directory, which is created and will be removed.
     ///
     /// # Errors
-    /// Where it is not installed, or does not answer in time.
+    /// An error if it is not installed, or does not answer in time.
     pub fn start(kind: EngineKind, place: &Path) -> Result<Self> {
         Self::start_with(kind, place, &[])
     }
 
-    /// The same, with these variables in the engine's environment.
+    /// Does the same with these variables in the engine's environment.
     ///
     /// # Errors
-    /// As [`start`](Self::start).
+    /// As for [`start`](Self::start).
     pub fn start_with(kind: EngineKind, place: &Path, environment: &[(&str, &OsStr)]) -> Result<Self> {
         fs::create_dir(place).with_context(|| format!("making {}", place.display()))?;
         let place = place.canonicalize()?;
@@ -98,7 +97,7 @@ impl Engine {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0);
-        // What monitors of containers leave where they stand goes with it.
+        // Files that container monitors leave in their working directory are removed with it.
         overseer.current_dir(&place);
         let overseer = overseer.spawn().context("starting the engine's overseer")?;
         let mut engine = Self { kind, place, overseer };
@@ -109,7 +108,7 @@ impl Engine {
     /// Kills the engine with SIGKILL, and starts it again.
     ///
     /// # Errors
-    /// Where it does not answer in time.
+    /// An error if it does not answer in time.
     pub fn kill(&mut self) -> Result<()> {
         let again = self.place.join("again");
         let input = self.overseer.stdin.as_mut().context("its overseer is gone")?;
@@ -122,12 +121,12 @@ impl Engine {
         self.wait()
     }
 
-    /// Where it listens.
+    /// Returns the path of its socket.
     pub fn socket(&self) -> PathBuf {
         self.place.join("socket")
     }
 
-    /// Its own command line: the words that lead to this engine.
+    /// Returns the start of its own command line, which selects this engine.
     pub fn client(&self) -> Vec<String> {
         match self.kind {
             EngineKind::Docker => vec!["docker".to_owned(), "-H".to_owned(), address(&self.place)],
@@ -135,10 +134,10 @@ impl Engine {
         }
     }
 
-    /// Runs its own command line, and gives what that prints.
+    /// Runs its own command line, and returns the output.
     ///
     /// # Errors
-    /// Where it fails.
+    /// An error if it fails.
     pub fn command(&self, arguments: &[&str]) -> Result<String> {
         let words = self.client();
         let (program, first) = words.split_first().context("a client has a name")?;
@@ -149,10 +148,10 @@ impl Engine {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Makes an image of an archive of a root tree, and gives its digest.
+    /// Creates an image from an archive of a root tree, and returns its digest.
     ///
     /// # Errors
-    /// Where the engine does not take it.
+    /// An error if the engine does not accept it.
     pub fn import(&self, archive: &Path) -> Result<String> {
         let archive = archive.to_str().context("the archive's path is text")?;
         let digest = self.command(&["import", archive])?;
@@ -175,7 +174,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // The end of its input is what the overseer waits for.
+        // The overseer waits for the end of its input.
         if let Some(mut input) = self.overseer.stdin.take() {
             let _ = input.write_all(b"\n");
         }
@@ -191,7 +190,7 @@ fn address(place: &Path) -> String {
     format!("unix://{}", place.join("socket").display())
 }
 
-/// The engine's words, and what removes its containers.
+/// Returns the engine's command, and the command that removes its containers.
 fn docker(place: &Path, group: &str) -> Result<(Vec<String>, String)> {
     let at = |name: &str| place.join(name).display().to_string();
     // gVisor without the machine's own network, virtualisation or control groups.
@@ -219,7 +218,7 @@ fn podman(place: &Path) -> (Vec<String>, String) {
     (words, clear)
 }
 
-/// Podman takes registries of the loopback without TLS, as Docker does.
+/// Makes Podman accept registries of the loopback without TLS, as Docker does.
 fn registries(place: &Path) -> Result<PathBuf> {
     let path = place.join("registries.conf");
     fs::write(&path, "[[registry]]\nlocation = \"127.0.0.1\"\ninsecure = true\n")?;

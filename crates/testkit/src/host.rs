@@ -1,4 +1,4 @@
-//! The host around an attempt: mounts, names, clock, processes.
+//! State of the host during an attempt: mounts, names, clock, processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 
-/// How far the wall clock may drift from the monotonic one in a run.
+/// Most seconds that the wall clock may drift from the monotonic one in a run.
 const CLOCK_TOLERANCE_S: i64 = 60;
 
-/// What an attempt must leave as it was.
+/// State that an attempt must not change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostState {
     mounts: BTreeSet<String>,
@@ -22,14 +22,14 @@ pub struct HostState {
 }
 
 impl HostState {
-    /// Looks at the namespaces of the calling process.
+    /// Reads the state in the namespaces of the calling process.
     pub fn take() -> Self {
         let uname = rustix::system::uname();
         let wall = clock_gettime(ClockId::Realtime).tv_sec;
         let monotonic = clock_gettime(ClockId::Boottime).tv_sec;
         Self {
-            // An ordinary user cannot mount on the host, but others may at any
-            // time; a root harness has a mount namespace of its own.
+            // An ordinary user cannot mount on the host, but others may at any time; a root harness
+            // has a mount namespace of its own.
             mounts: if rustix::process::geteuid().is_root() { lines("/proc/self/mountinfo") } else { BTreeSet::new() },
             node_name: uname.nodename().to_string_lossy().into_owned(),
             domain_name: fs::read_to_string("/proc/sys/kernel/domainname").unwrap_or_default(),
@@ -37,12 +37,12 @@ impl HostState {
         }
     }
 
-    /// What differs later, in words.
+    /// Returns the differences of a later state, in words.
     pub fn changes(&self, later: &Self) -> Vec<String> {
         let mut changes: Vec<String> =
             later.mounts.difference(&self.mounts).map(|m| format!("host mount new: {m}")).collect();
-        // Where the place is gone too, its owner has removed it: the kernel
-        // then drops the mount in every namespace.
+        // If the mount point is gone too, its owner has removed it: the kernel then drops the mount
+        // in every namespace.
         let gone = self.mounts.difference(&later.mounts).filter(|m| mount_point_exists(m));
         changes.extend(gone.map(|m| format!("host mount gone: {m}")));
         if self.node_name != later.node_name || self.domain_name != later.domain_name {
@@ -55,7 +55,7 @@ impl HostState {
         changes
     }
 
-    /// Seconds the wall clock must be moved by to be right again.
+    /// Returns the seconds to correct the wall clock by.
     pub fn clock_step_s(&self, later: &Self) -> i64 {
         later.wall_minus_monotonic_s - self.wall_minus_monotonic_s
     }
@@ -69,26 +69,25 @@ fn lines(path: &str) -> BTreeSet<String> {
     fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
 }
 
-/// True while a process with this id exists and is no zombie.
+/// Returns whether a process with this id exists and is no zombie.
 pub fn process_alive(pid: u32) -> bool {
     state(pid).is_some_and(|(_, state)| state != 'Z' && state != 'X')
 }
 
-/// Parent and state of a process.
+/// Returns the parent and the state of a process.
 fn state(pid: u32) -> Option<(u32, char)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in brackets may hold anything, brackets and blanks included.
+    // The name in brackets may contain anything, also brackets and spaces.
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_whitespace();
     let state = fields.next()?.chars().next()?;
     Some((fields.next()?.parse().ok()?, state))
 }
 
-/// Every living descendant of this process but those in `known`, with its
-/// command line. Waits up to `patience` for them to go.
+/// Returns every living descendant of this process except those in `known`, with its command line.
+/// Waits up to `patience` for them to end.
 ///
-/// The caller must be child subreaper, or process 1: then nothing can leave
-/// its tree.
+/// The caller must be a child subreaper, or process 1, so that no process can leave its tree.
 pub fn descendants(known: &[u32], patience: Duration) -> Vec<String> {
     let deadline = Instant::now() + patience;
     loop {
@@ -100,9 +99,8 @@ pub fn descendants(known: &[u32], patience: Duration) -> Vec<String> {
     }
 }
 
-/// Kills every living descendant of this process but those in `known`, until
-/// none is left or `patience` has run out. The caller must be as for
-/// [`descendants`].
+/// Kills every living descendant of this process except those in `known`, until none is left or
+/// `patience` has passed. For the caller, see [`descendants`].
 pub fn kill_descendants(known: &[u32], patience: Duration) {
     let deadline = Instant::now() + patience;
     loop {
@@ -111,7 +109,7 @@ pub fn kill_descendants(known: &[u32], patience: Duration) {
             return;
         }
         for pid in found.iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
-            // It may be gone by now.
+            // The process may have ended.
             let _ = kill_process(pid, Signal::KILL);
         }
         thread::sleep(Duration::from_millis(5));
@@ -151,7 +149,7 @@ fn describe(pid: u32) -> String {
     format!("{pid} {}", text.trim_end())
 }
 
-/// The processes that have something of this directory among their mounts.
+/// Returns the processes with a mount from this directory.
 pub fn processes_at(top: &Path) -> Vec<String> {
     let name = top.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());

@@ -1,5 +1,5 @@
-//! A scratch world for one attempt: a workspace to work in, things around it
-//! that must stay as they are, secrets to steal and servers to reach.
+//! Scratch environment for one attempt: a workspace, files around it that must not change, secrets
+//! to steal and servers to reach.
 //!
 //! ```text
 //! TOP/ws      the workspace: a git repository
@@ -20,49 +20,49 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{Account, Command, Ended, Listeners, Output, Snapshot, run_as};
 
-/// What the capital names of a case stand for. They are replaced in the text:
-/// a variable would itself carry the canary inside.
+/// Values of the upper-case names in a case. They are replaced in the text, because a variable
+/// would itself carry the canary into the sandbox.
 #[derive(Clone, Debug)]
 pub struct Names {
     pairs: Vec<(&'static str, String)>,
 }
 
 impl Names {
-    /// The text with every name replaced, longest name first.
+    /// Returns the text with every name replaced, longest name first.
     pub fn replace(&self, text: &str) -> String {
         self.pairs.iter().fold(text.to_owned(), |text, (name, value)| text.replace(name, value))
     }
 }
 
-/// The scratch world.
+/// Scratch environment of one attempt.
 pub struct Lab {
-    /// Its top directory, which holds nothing else.
+    /// Its top directory, which contains nothing else.
     pub top: PathBuf,
-    /// Who attacks it.
+    /// The attacking user.
     pub account: Account,
-    /// What the capital names stand for.
+    /// Values of the upper-case names.
     pub names: Names,
     /// Text of the secret file.
     pub secret: String,
-    /// Value of a variable of a host process, never in the attempt's own.
+    /// Value of a variable of a host process, never in the attempt's own environment.
     pub env_canary: String,
-    /// Value of a variable the caller of the sandbox holds, named like a token.
+    /// Value of a variable of the sandbox's caller, named like a token.
     pub token: String,
     /// The servers of the host.
     pub listeners: Listeners,
     /// A process of the same user on the host.
     pub canary: Child,
-    /// Text of the canary file in the host's temporary directory, and the file.
+    /// The canary file in the host's temporary directory, and its text.
     pub temporary_canary: (PathBuf, String),
     segment: Option<String>,
 }
 
 impl Lab {
-    /// Builds a world at `top`, which must not exist; its parent must be
-    /// reachable for the account. `nonce` makes its secrets unique.
+    /// Builds the environment at `top`, which must not exist; the account must be able to reach its
+    /// parent. A nonce makes its secrets unique.
     ///
     /// # Errors
-    /// Where any part of it cannot be made.
+    /// An error if any part of it cannot be made.
     pub fn build(top: &Path, account: &Account) -> Result<Self> {
         let nonce = nonce();
         fs::create_dir(top).with_context(|| format!("making {}", top.display()))?;
@@ -84,7 +84,7 @@ impl Lab {
         let abstract_name = format!("stockade-lab-{nonce}");
         listeners.abstract_stream(&abstract_name)?;
         let canary = start_canary(account, &env_canary)?;
-        // Last: what lies outside the world goes only with the finished world.
+        // Last, because files outside the environment are only removed with a complete one.
         fs::write(&temporary, &temporary_text).context("writing the canary in /tmp")?;
         own(&temporary, account)?;
 
@@ -117,20 +117,20 @@ impl Lab {
         })
     }
 
-    /// The workspace.
+    /// Returns the workspace.
     pub fn workspace(&self) -> PathBuf {
         self.top.join("ws")
     }
 
-    /// A path in this world.
+    /// Returns a path in this environment.
     pub fn path(&self, relative: &str) -> PathBuf {
         self.top.join(relative)
     }
 
-    /// Writes a file that belongs to the attacking user, with its directories.
+    /// Writes a file of the attacking user, with its directories.
     ///
     /// # Errors
-    /// Where it cannot be written.
+    /// An error if it cannot be written.
     pub fn write(&self, relative: &str, text: &str) -> Result<PathBuf> {
         let path = self.top.join(relative);
         let mut made = Vec::new();
@@ -150,8 +150,8 @@ impl Lab {
         Ok(path)
     }
 
-    /// A program of the attempt with the surroundings of a real user: home,
-    /// PATH, agents, and a token in the environment that must not pass.
+    /// Returns a program of the attempt in the environment of a real user. That has a home
+    /// directory, PATH, agents, and a token variable that must not be passed on.
     pub fn command(&self, program: &str) -> Command {
         let top = |name: &str| self.top.join(name);
         let runtime = format!("/run/user/{}", self.account.uid);
@@ -172,12 +172,12 @@ impl Lab {
             .env("SERVICE_API_KEY", &self.token)
     }
 
-    /// This world but for logs and the harness's own files.
+    /// Takes a snapshot without logs and the harness's own files.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::take(&self.top, &[Path::new("state"), Path::new("probe"), Path::new("tools")])
     }
 
-    /// Secret texts that stand in what an attempt printed.
+    /// Returns the secret texts that an attempt printed.
     pub fn leaked(&self, output: &Output) -> Vec<String> {
         let text = output.text();
         [
@@ -192,12 +192,12 @@ impl Lab {
         .collect()
     }
 
-    /// Key of the host's System V segment, as `ipcs` shows it.
+    /// Returns the key of the host's System V segment, as `ipcs` shows it.
     pub fn segment(&self) -> Option<&str> {
         self.segment.as_deref()
     }
 
-    /// True while the host's segment is there, or none could be made.
+    /// Returns whether the host's segment exists, or none could be made.
     pub fn segment_alive(&self) -> bool {
         let Some(key) = &self.segment else { return true };
         let table = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
@@ -207,7 +207,7 @@ impl Lab {
             .any(|k: i32| format!("{k:#010x}") == *key)
     }
 
-    /// True while the canary process lives.
+    /// Returns whether the canary process is alive.
     pub fn canary_alive(&mut self) -> bool {
         matches!(self.canary.try_wait(), Ok(None))
     }
@@ -215,7 +215,7 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        // Best effort throughout: the verdict is out by now.
+        // Best effort throughout: the result is known by now.
         let _ = self.canary.kill();
         let _ = self.canary.wait();
         if let Some(key) = &self.segment {
@@ -224,7 +224,7 @@ impl Drop for Lab {
         let _ = fs::remove_file(&self.temporary_canary.0);
         let _ =
             process::Command::new("chattr").args(["-R", "-i"]).arg(self.top.join("out")).stderr(Stdio::null()).status();
-        // A tree deeper than the standard library's recursion can stand.
+        // A tree too deep for the standard library's recursion.
         let _ = process::Command::new("rm").arg("-rf").arg("--").arg(&self.top).stderr(Stdio::null()).status();
     }
 }
@@ -300,7 +300,7 @@ fn make_repository(top: &Path, account: &Account) -> Result<()> {
     Ok(())
 }
 
-/// A host process of the attacking user with a secret in its environment.
+/// Starts a host process of the attacking user with a secret in its environment.
 fn start_canary(account: &Account, env_canary: &str) -> Result<Child> {
     use std::os::unix::process::CommandExt as _;
     let mut builder = process::Command::new("sleep");
@@ -313,7 +313,7 @@ fn start_canary(account: &Account, env_canary: &str) -> Result<Child> {
     builder.spawn().context("starting the canary process")
 }
 
-/// A System V segment; none where the tool is missing.
+/// Creates a System V segment; `None` if the tool is missing.
 fn make_segment() -> Option<String> {
     let output = process::Command::new("ipcmk").args(["-M", "4096", "-p", "0666"]).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,9 +1,9 @@
-//! The escape harness: a scratch world that an attempt may damage, a runner
-//! with hard time-outs, and the means to judge from outside what happened.
+//! Escape harness: a scratch environment that an attempt may damage, a runner with hard time-outs,
+//! and checks from outside of the effects.
 //!
-//! It must not know Stockade: it links no other crate of the workspace, so
-//! that a defect there cannot blind the judge. What belongs to a single attempt lives
-//! with the attempts, in `tests/escape`.
+//! The crate must not depend on Stockade: it links no other crate of the workspace, so that a
+//! defect there cannot hide an escape. Code for a single attempt is with the attempts, in
+//! `tests/escape`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "starting programs without a sandbox is what controls are")]
 

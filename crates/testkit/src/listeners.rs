@@ -1,4 +1,4 @@
-//! Servers of the host that no attempt may reach: each counts who came.
+//! Servers of the host that no attempt may reach; each counts its clients.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result};
 
-/// How often a server was reached.
+/// Counter of the clients of a server.
 #[derive(Clone, Debug)]
 pub struct Counter {
     name: String,
@@ -37,7 +37,7 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// None yet.
+    /// Creates the list without servers.
     pub fn new() -> Self {
         Self::default()
     }
@@ -52,10 +52,10 @@ impl Listeners {
         });
     }
 
-    /// TCP and UDP on one port of 127.0.0.1; returns the port.
+    /// Listens with TCP and UDP on one port of 127.0.0.1; returns the port.
     ///
     /// # Errors
-    /// Where no port is free.
+    /// An error if no port is free.
     pub fn loopback(&mut self) -> Result<u16> {
         let tcp = TcpListener::bind("127.0.0.1:0").context("listening on loopback")?;
         let port = tcp.local_addr()?.port();
@@ -65,10 +65,10 @@ impl Listeners {
         Ok(port)
     }
 
-    /// A stream socket in the filesystem, open to everyone.
+    /// Listens on a stream socket in the filesystem, accessible to all users.
     ///
     /// # Errors
-    /// Where the socket cannot be made.
+    /// An error if the socket cannot be made.
     pub fn stream(&mut self, path: &Path) -> Result<()> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
@@ -79,10 +79,10 @@ impl Listeners {
         Ok(())
     }
 
-    /// A datagram socket in the filesystem, open to everyone.
+    /// Listens on a datagram socket in the filesystem, accessible to all users.
     ///
     /// # Errors
-    /// Where the socket cannot be made.
+    /// An error if the socket cannot be made.
     pub fn datagram(&mut self, path: &Path) -> Result<()> {
         let socket = UnixDatagram::bind(path).with_context(|| format!("binding {}", path.display()))?;
         fs::set_permissions(path, fs::Permissions::from_mode(0o777))?;
@@ -90,17 +90,17 @@ impl Listeners {
         Ok(())
     }
 
-    /// A stream socket in the abstract namespace.
+    /// Listens on a stream socket in the abstract namespace.
     ///
     /// # Errors
-    /// Where the name is taken.
+    /// An error if the name is in use.
     pub fn abstract_stream(&mut self, name: &str) -> Result<()> {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
         self.serve("abstract", move || listener.accept().map(drop));
         Ok(())
     }
 
-    /// Who was reached, and how often.
+    /// Returns the servers that were reached, and how often.
     pub fn reached(&self) -> Vec<String> {
         self.counters
             .iter()

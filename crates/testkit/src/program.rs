@@ -1,4 +1,4 @@
-//! Programs that a test makes and then starts.
+//! Programs that a test writes and then starts.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Makes a program with this content. Another process writes it: a thread of this
-/// one that forks meanwhile would give its child the file open for writing, and what
-/// is open for writing cannot be started (`ETXTBSY`, execve(2)).
+/// Writes a program with this content, in another process. A thread of this process could fork
+/// meanwhile. Its child would have the file open for writing, and such a file cannot be executed
+/// (`ETXTBSY`, execve(2)).
 pub fn write_program(to: &Path, content: &[u8]) -> Result<()> {
     let mut install = install(Path::new("/dev/stdin"), to).stdin(Stdio::piped()).spawn().context("starting install")?;
     let written = install.stdin.take().context("its input")?.write_all(content);
@@ -16,7 +16,7 @@ pub fn write_program(to: &Path, content: &[u8]) -> Result<()> {
     Ok(written?)
 }
 
-/// Copies a program, in the same manner.
+/// Copies a program in the same way.
 pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     let status = install(from, to).status().context("starting install")?;
     ensure!(status.success(), "{} was not made", to.display());

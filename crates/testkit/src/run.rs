@@ -1,5 +1,5 @@
-//! Runs a program as a chosen user with a hard time-out, whatever it does to
-//! its output. It must not know what the program is.
+//! Runs a program as a chosen user with a hard time-out, whatever it does to its output. This
+//! module must not depend on the program.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
@@ -16,17 +16,16 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::Account;
 
-/// Bytes kept of each output stream; the rest is read and dropped.
+/// Most bytes kept of each output stream; the rest is read and dropped.
 const OUTPUT_BYTES_MAX: usize = 4 << 20;
-/// How long an output stream may stay open after the program's own end.
+/// Time for which an output stream may stay open after the program's own end.
 const OUTPUT_GRACE: Duration = Duration::from_secs(3);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The variable that says how many times as long as usual everything may take, for
-/// machines that are emulated.
+/// Variable with the factor for all time-outs, for emulated machines.
 pub const SLOWNESS: &str = "STOCKADE_TEST_SLOWNESS";
 
-/// So many times as long as usual ([`SLOWNESS`]).
+/// Returns the factor for all time-outs ([`SLOWNESS`]).
 pub fn slowness() -> u32 {
     static TIMES: OnceLock<u32> = OnceLock::new();
     *TIMES.get_or_init(|| {
@@ -35,17 +34,17 @@ pub fn slowness() -> u32 {
     })
 }
 
-/// What the program reads.
+/// Standard input of the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stdin {
-    /// Nothing: `/dev/null`.
+    /// Empty: `/dev/null`.
     #[default]
     Null,
     /// A pipe that stays open and silent until the program ends.
     Silent,
 }
 
-/// A program with its surroundings. The environment starts empty.
+/// Program with its environment, which starts empty.
 #[derive(Clone, Debug)]
 pub struct Command {
     /// Program and arguments.
@@ -56,12 +55,12 @@ pub struct Command {
     pub cwd: PathBuf,
     /// Standard input.
     pub stdin: Stdin,
-    /// Wall clock until the process group is killed, on a machine of usual speed.
+    /// Time until the process group is killed, on a machine of usual speed.
     pub timeout: Duration,
 }
 
 impl Command {
-    /// A program without arguments or variables, in `cwd`.
+    /// Creates a program without arguments or variables, in `cwd`.
     pub fn new(program: impl AsRef<OsStr>, cwd: impl Into<PathBuf>) -> Self {
         Self {
             argv: vec![program.as_ref().to_owned()],
@@ -111,34 +110,34 @@ impl Command {
     }
 }
 
-/// How a program ended.
+/// End of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// With this exit code.
+    /// The program exited with this code.
     Code(i32),
-    /// By this signal.
+    /// This signal killed the program.
     Signal(i32),
-    /// The harness killed it: its time had run out.
+    /// The harness killed the program after its time-out.
     TimedOut,
 }
 
-/// What a program did, as far as its caller can see.
+/// Result of a program, as far as its caller can see.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// How it ended.
+    /// End of the program.
     pub ended: Ended,
-    /// Its output, lossily decoded, cut at 4 MiB.
+    /// Standard output, lossily decoded, cut at 4 MiB.
     pub stdout: String,
-    /// Its errors, lossily decoded, cut at 4 MiB.
+    /// Standard error, lossily decoded, cut at 4 MiB.
     pub stderr: String,
-    /// From start to end.
+    /// Time from start to end.
     pub elapsed: Duration,
-    /// True where something still held an output stream seconds after the end.
+    /// True if a process still held an output stream seconds after the end.
     pub held_open: bool,
 }
 
 impl Output {
-    /// Output and errors in one text.
+    /// Returns output and errors in one text.
     pub fn text(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
     }
@@ -161,13 +160,13 @@ impl Stream {
                 let room = OUTPUT_BYTES_MAX.saturating_sub(kept.len()).min(n);
                 kept.extend_from_slice(buffer.get(..room).unwrap_or_default());
             }
-            // The reader may be gone after its grace; nobody is left to tell.
+            // The reader may be gone after its grace period.
             let _ = sender.send(());
         });
         Self { bytes, ended }
     }
 
-    /// The text so far, and whether the stream is still open at `deadline`.
+    /// Returns the text so far, and whether the stream is still open at `deadline`.
     fn finish(&self, deadline: Instant) -> (String, bool) {
         let open = self.ended.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_err();
         let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,7 +174,7 @@ impl Stream {
     }
 }
 
-/// A program on its way.
+/// Running program.
 pub struct Running {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -189,7 +188,7 @@ impl Running {
     /// Starts `command` as `account`, as leader of a process group of its own.
     ///
     /// # Errors
-    /// Where the program cannot be started.
+    /// An error if the program cannot be started.
     pub fn start(account: &Account, command: &Command) -> Result<Self> {
         let (program, args) = command.argv.split_first().context("a command needs a program")?;
         let mut builder = process::Command::new(program);
@@ -198,8 +197,8 @@ impl Running {
         builder.stdout(Stdio::piped()).stderr(Stdio::piped());
         builder.stdin(if command.stdin == Stdin::Null { Stdio::null() } else { Stdio::piped() });
         if account.differs_from_harness() {
-            // With a user id and no groups the standard library also empties
-            // the supplementary groups.
+            // With a user id and no groups, the standard library also empties the supplementary
+            // groups.
             builder.uid(account.uid).gid(account.gid);
         }
         let started = Instant::now();
@@ -209,12 +208,12 @@ impl Running {
         Ok(Self { stdin: child.stdin.take(), child, stdout, stderr, started, timeout: command.timeout })
     }
 
-    /// Its process id.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it has printed so far.
+    /// Returns its standard output so far.
     pub fn stdout_so_far(&self) -> String {
         self.stdout.finish(Instant::now()).0
     }
@@ -222,15 +221,15 @@ impl Running {
     /// Sends a signal to the program alone, not to its group.
     ///
     /// # Errors
-    /// Where the kernel refuses.
+    /// An error if the kernel refuses.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill_process(Pid::from_child(&self.child), signal).context("signalling the program")
     }
 
-    /// Waits until it ends or its time has run out, then kills its group.
+    /// Waits until the program ends or its time-out passes, then kills its group.
     ///
     /// # Errors
-    /// Where it cannot be waited for.
+    /// An error if the wait fails.
     pub fn finish(mut self) -> Result<Output> {
         let deadline = self.started + self.timeout * slowness();
         let mut timed_out = false;
@@ -240,7 +239,7 @@ impl Running {
             }
             if Instant::now() >= deadline && !timed_out {
                 timed_out = true;
-                // Either may be gone by now: then the next wait says so.
+                // Either may be gone by now; the next wait detects this.
                 let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
                 let _ = self.child.kill();
             }
@@ -267,7 +266,7 @@ fn ended(status: ExitStatus) -> Ended {
 /// Starts a program and waits for it.
 ///
 /// # Errors
-/// As [`Running::start`] and [`Running::finish`].
+/// As for [`Running::start`] and [`Running::finish`].
 pub fn run_as(account: &Account, command: &Command) -> Result<Output> {
     Running::start(account, command)?.finish()
 }

@@ -1,5 +1,5 @@
-//! What a tree looks like from outside, and how two looks differ. Links are
-//! never followed and nothing but regular files is opened.
+//! State of a directory tree, and the differences of two states. Symbolic links are never followed,
+//! and only regular files are opened.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,13 +10,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Directories below this depth are not entered.
+/// Depth below which directories are not entered.
 const DEPTH_MAX: usize = 32;
-/// Bytes of a file that are compared.
+/// Most bytes of a file that are compared.
 const CONTENT_BYTES_MAX: u64 = 64 << 20;
 const XATTR_BYTES_MAX: usize = 65536;
 
-/// The kind of a directory entry.
+/// Kind of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Regular file.
@@ -29,7 +29,7 @@ pub enum Kind {
     Special,
 }
 
-/// One entry, with everything an attack could change.
+/// Directory entry, with every property that an attack could change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Its kind.
@@ -40,29 +40,29 @@ pub struct Entry {
     pub owner: (u32, u32),
     /// Length in bytes; 0 for directories, whose length is no content.
     pub len: u64,
-    /// Hash of the content, or of a link's target.
+    /// Hash of the content, or of a symbolic link's target.
     pub content: u64,
     /// Modification time, seconds and nanoseconds.
     pub mtime: (i64, i64),
     /// Extended attributes, names and values in one text.
     pub xattrs: String,
-    /// Inode flags (`chattr`), 0 where the filesystem has none.
+    /// Inode flags (`chattr`), 0 if the filesystem has none.
     pub flags: u32,
 }
 
-/// A tree at one moment: path relative to its top, and entry.
+/// A tree at one moment: entries by path relative to its top.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The entries; the top itself has the empty path.
     pub entries: BTreeMap<PathBuf, Entry>,
 }
 
-/// One difference.
+/// Difference of two trees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Path relative to the top.
     pub path: PathBuf,
-    /// What changed: `created`, `removed`, or the names of the properties.
+    /// The change: `created`, `removed`, or the names of the properties.
     pub what: String,
 }
 
@@ -73,8 +73,8 @@ impl fmt::Display for Change {
 }
 
 impl Snapshot {
-    /// Looks at the tree under `top`, without the paths in `skip` (relative to
-    /// it). What cannot be read is left out: it shows up as `removed`.
+    /// Reads the tree under `top`, without the paths in `skip` (relative to it). Unreadable entries
+    /// are omitted, and appear as `removed`.
     pub fn take(top: &Path, skip: &[&Path]) -> Self {
         let mut entries = BTreeMap::new();
         let mut open = vec![(PathBuf::new(), 0)];
@@ -96,7 +96,7 @@ impl Snapshot {
         Self { entries }
     }
 
-    /// The differences of `later` from `self`, ordered by path.
+    /// Returns the differences of `later` from `self`, ordered by path.
     pub fn changes(&self, later: &Self) -> Vec<Change> {
         let mut changes = Vec::new();
         for (path, before) in &self.entries {
@@ -169,7 +169,7 @@ fn hash(bytes: &[u8]) -> u64 {
 }
 
 fn file_content(path: &Path) -> (u64, u32) {
-    // The attempt may swap the name after it was looked at.
+    // The attempt may replace the file after the check.
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let opened = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path);
     let Ok(file) = opened else { return (0, 0) };

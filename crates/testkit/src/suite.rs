@@ -1,5 +1,5 @@
-//! Plays the tasks of a suite side by side and says what became of each: passed,
-//! failed, or not run for a reason. It must not know what a task does.
+//! Runs the tasks of a suite in parallel and reports the result of each: passed, failed, or not run
+//! with a reason. This module must not depend on the tasks.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -12,40 +12,40 @@ use anyhow::Result;
 
 use crate::{Ended, Output};
 
-/// Exit code of a task's own process that saw what it demands.
+/// Exit code of a task's process that saw the required result.
 pub const PASSED: u8 = 0;
-/// Of one that saw something else.
+/// Exit code of a task that saw another result.
 pub const FAILED: u8 = 1;
-/// Of one that this machine cannot run; its output says why.
+/// Exit code of a task that this machine cannot run; its output gives the reason.
 pub const UNAVAILABLE: u8 = 77;
-/// Of one whose subject declares that it cannot do what is demanded, and refused it
-/// as clearly as it must; its output says how.
+/// Exit code of a task whose subject declares that it does not support the required feature, and
+/// refused it as clearly as required. Its output gives the refusal.
 pub const DECLARED: u8 = 78;
 
-/// A task and the reason why it is neither passed nor failed.
+/// Task that neither passed nor failed, with the reason.
 #[derive(Clone, Debug)]
 pub struct NotRun {
-    /// Which one.
+    /// Name of the task.
     pub task: String,
-    /// Why not.
+    /// Reason.
     pub why: String,
 }
 
-/// What became of the tasks.
+/// Results of the tasks.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// How many passed.
+    /// Number of passed tasks.
     pub passed: usize,
-    /// Which failed, and what was seen.
+    /// Failed tasks, with the observed result.
     pub failed: Vec<(String, String)>,
-    /// Which were refused as declared, and how.
+    /// Tasks that were refused as declared, with the refusal.
     pub declared: Vec<(String, String)>,
-    /// Which did not run.
+    /// Tasks that did not run.
     pub not_run: Vec<NotRun>,
 }
 
-/// Plays the tasks, so many at a time, and prints a line for each. `start` runs one
-/// in a process of its own, with a time-out.
+/// Runs the tasks, `lanes` at a time, and prints a line for each. `start` runs one in a process of
+/// its own, with a time-out.
 pub fn play<T: Display + Send>(tasks: Vec<T>, lanes: usize, start: impl Fn(&T) -> Result<Output> + Sync) -> Tally {
     let queue = Mutex::new(VecDeque::from(tasks));
     let tally = Mutex::new(Tally::default());
@@ -69,7 +69,7 @@ pub fn play<T: Display + Send>(tasks: Vec<T>, lanes: usize, start: impl Fn(&T) -
 }
 
 impl Tally {
-    /// Adds what became of others.
+    /// Adds the results of other tasks.
     pub fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed.extend(other.failed);
@@ -99,7 +99,7 @@ impl Tally {
         }
     }
 
-    /// Prints the sum, and gives the exit code of the suite.
+    /// Prints the summary, and returns the exit code of the suite.
     pub fn report(&self) -> ExitCode {
         let lines = |title: &str, lines: Vec<String>| {
             if !lines.is_empty() {

@@ -1,5 +1,5 @@
-//! The way out from inside: what the launcher's own door is asked for, it asks the host's,
-//! over the frames. It decides nothing that counts outside.
+//! Tunnel from the container: the launcher's own egress proxy forwards its requests to the host's,
+//! over the frames. It makes no decision that counts outside.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,20 +19,20 @@ use crate::frames::{Frame, FrameError};
 use crate::passages::{PASSAGES_MAX, Passages, Post};
 use crate::question::{Answer, Question};
 
-/// How long the host may take to look a name up.
+/// Time-out for the host to resolve a name.
 const LOOKUP_MAX: Duration = Duration::from_secs(12);
-/// How long what programs said before their end may take to be sent.
+/// Time-out for sending data that programs wrote before they ended.
 const SAID_WITHIN: Duration = Duration::from_secs(1);
 
 type Connects = Box<dyn FnOnce(Result<TcpStream, DialFailure>) + Send>;
 
-/// Who waits for an answer.
+/// Caller that waits for an answer.
 enum Waiting {
     Connection(Connects),
     Lookup(SyncSender<Answer>),
 }
 
-/// The way to the host's door.
+/// Tunnel to the host's egress proxy.
 pub(super) struct Leads {
     way: Arc<Way>,
     passages: Passages,
@@ -53,7 +53,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Leads {
     pub(super) fn new(way: &Arc<Way>) -> Self {
         let sender = Arc::clone(way);
-        // The host takes what comes at any time: nothing waits for it but a full pipe.
+        // The host reads frames at any time, so this blocks only on a full pipe.
         let post: Post = Arc::new(move |frame| {
             let sent = sender.send(&frame).is_ok();
             Box::pin(std::future::ready(sent))
@@ -61,7 +61,7 @@ impl Leads {
         Self { way: Arc::clone(way), passages: Passages::new(post), table: Mutex::default(), runtime: Mutex::default() }
     }
 
-    /// Takes a frame of the host's door.
+    /// Processes a frame of the host's egress proxy.
     pub(super) fn take(&self, frame: Frame) -> Result<(), FrameError> {
         match frame {
             Frame::Answered(id, answer) => {
@@ -79,12 +79,12 @@ impl Leads {
         }
     }
 
-    /// The programs are gone: waits until what they said is on its way.
+    /// Waits until the data of the ended programs is sent.
     pub(super) fn finish(&self) {
         self.passages.all_quiet(SAID_WITHIN);
     }
 
-    /// The host hears no more.
+    /// Resets everything, because the host does not read any more.
     pub(super) fn close(&self) {
         lock(&self.table).waiting.clear();
         self.passages.break_off();
@@ -104,7 +104,7 @@ impl Leads {
         })
     }
 
-    /// Started by the first connection: most commands have none.
+    /// Started by the first connection, because most commands have none.
     fn runtime(&self) -> io::Result<Handle> {
         let mut started = lock(&self.runtime);
         if let Some(handle) = &*started {

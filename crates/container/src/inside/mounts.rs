@@ -1,5 +1,5 @@
-//! The mounts and devices of a container, looked at from within: an engine, its
-//! configuration or a hook of its runtime can add some that the engine does not report.
+//! Mounts and devices of a container, examined from within. An engine, its configuration or a hook
+//! of its runtime can add some that the engine does not report.
 
 use std::fs;
 use std::io;
@@ -10,39 +10,39 @@ use serde::{Deserialize, Serialize};
 use stockade_engine::mountinfo;
 use stockade_model::RawText;
 
-/// Longest text of mounts that is sent, in bytes. A container has some fifty mounts.
+/// Longest text of mounts that is sent, in bytes. A container has about fifty mounts.
 const TEXT_BYTES: usize = 128 << 10;
-/// Most device nodes that are named.
+/// Most device nodes that are listed.
 const DEVICES_MAX: usize = 100;
-/// How deep devices are looked for beneath `/dev`.
+/// Depth of the search for devices beneath `/dev`.
 const DEVICES_DEPTH: usize = 4;
 
-/// An object that a path inside leads to.
+/// File that a path in the container leads to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FoundObject {
     /// The path.
     pub(crate) path: RawText,
     /// The number of its filesystem's device.
     pub(crate) device: u64,
-    /// Its number there.
+    /// Inode number of the file.
     pub(crate) inode: u64,
 }
 
-/// What is mounted in a container.
+/// Mounts of a container.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct FoundMounts {
     /// The text of its `mountinfo` (proc_pid_mountinfo(5)).
     pub(crate) text: RawText,
-    /// What the wanted paths lead to.
+    /// The files at the requested paths.
     pub(crate) objects: Vec<FoundObject>,
     /// The device nodes beneath `/dev`.
     pub(crate) devices: Vec<RawText>,
 }
 
-/// Looks at the mounts, the devices, and what is at these paths.
+/// Reads the mounts, the devices, and the files at these paths.
 ///
 /// # Errors
-/// Where they cannot be read, or there are more than a container has.
+/// [`io::Error`] if they cannot be read, or there are more than a container has.
 pub(super) fn find(paths: &[RawText]) -> io::Result<FoundMounts> {
     let text = mountinfo::read()?;
     if text.len() > TEXT_BYTES {
@@ -62,7 +62,7 @@ fn find_devices(directory: &Path, depth: usize, found: &mut Vec<RawText>) -> io:
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let kind = entry.file_type()?;
-        // Each terminal that a command was given is one.
+        // Each terminal of a command is a device.
         if kind.is_dir() && depth > 0 && entry.path() != Path::new("/dev/pts") {
             find_devices(&entry.path(), depth - 1, found)?;
         } else if (kind.is_char_device() || kind.is_block_device()) && found.len() < DEVICES_MAX {

@@ -1,29 +1,29 @@
-//! What of a network a container has: looked at from within, since an engine that was
-//! asked for none could have another idea of it.
+//! Network of a container, examined from within, because an engine that was asked for no network
+//! could create one anyway.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 
-/// The device that leads back here.
+/// The loopback device.
 const LOOPBACK: &str = "lo";
 
-/// The number of the network namespace that this process is in (namespaces(7)): two
-/// processes of one kernel see the same if they share it.
+/// Returns the number of this process's network namespace (namespaces(7)). Two processes of one
+/// kernel have the same number if they share it.
 ///
 /// # Errors
-/// Where it cannot be read.
+/// [`io::Error`] if it cannot be read.
 pub(crate) fn namespace() -> io::Result<u64> {
     Ok(fs::metadata("/proc/self/ns/net")?.ino())
 }
 
-/// A device beside the loopback that something is routed to, if there is one.
+/// Returns a device with a route, other than the loopback, if there is one.
 ///
 /// # Errors
-/// Where the routes cannot be read.
+/// [`io::Error`] if the routes cannot be read.
 pub(super) fn device() -> io::Result<Option<String>> {
     let routes = fs::read_to_string("/proc/net/route")?;
-    // Not there where the kernel has no IPv6.
+    // The file is missing if the kernel has no IPv6.
     let newer = match fs::read_to_string("/proc/net/ipv6_route") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         read => read?,
@@ -31,8 +31,8 @@ pub(super) fn device() -> io::Result<Option<String>> {
     Ok(beside_loopback(&routes, &newer))
 }
 
-/// The first column of one table is the device, beneath a line of titles; in the other it
-/// is the last.
+/// In one table the device is the first column, after a line of titles; in the other it is the last
+/// column.
 fn beside_loopback(routes: &str, newer: &str) -> Option<String> {
     let devices = routes.lines().skip(1).filter_map(|line| line.split_whitespace().next());
     let devices = devices.chain(newer.lines().filter_map(|line| line.split_whitespace().next_back()));

@@ -1,4 +1,4 @@
-//! What a launcher and the engine say to each other besides what an attempt does.
+//! Messages between a launcher and the engine, besides those of an attempt.
 
 use std::collections::BTreeSet;
 
@@ -9,52 +9,52 @@ use stockade_model::{Limits, RawText};
 use super::mounts::FoundMounts;
 use crate::frames::Size;
 
-/// An order to a launcher.
+/// Task for a launcher.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct InsideOrder {
-    /// The attempt, as it is inside.
+    /// The attempt, with paths in the container.
     pub(crate) order: Order,
-    /// How large its terminal is, where it has one.
+    /// Size of its terminal, if it has one.
     pub(crate) size: Option<Size>,
-    /// What the container is held to for all of its commands together.
+    /// Limits of the container for all of its commands together.
     pub(crate) around: Limits,
-    /// The ports on which somebody of the host serves.
+    /// Ports on which a server of the host listens.
     pub(crate) served: BTreeSet<u16>,
 }
 
-/// What a probe looks for.
+/// Task for a probe.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ProbeOrder {
-    /// Paths that are to be hidden.
+    /// Paths that must be hidden.
     pub(crate) hidden: Vec<RawText>,
-    /// Paths whose objects are to be named.
+    /// Paths whose files must be identified.
     pub(crate) paths: Vec<RawText>,
 }
 
-/// What can be had in a container.
+/// Features of a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Probed {
-    /// The walls of level `restricted`, with exact denials and held calls.
+    /// Isolation of level `restricted`, with exact denials and held calls.
     pub(crate) native_walls: bool,
-    /// The number of the kernel's start, where it has one: the host's, or another.
+    /// The kernel's boot identifier, if it has one: the host's, or another.
     pub(crate) boot: Option<String>,
-    /// A filter of system calls, as the runtime loaded it.
+    /// True if the runtime loaded a filter of system calls.
     pub(crate) filtered: bool,
-    /// The number of its network namespace, where it has one.
+    /// The number of its network namespace, if it has one.
     pub(crate) namespace: Option<u64>,
-    /// A device beside the loopback that something is routed to.
+    /// A device with a route, other than the loopback.
     pub(crate) network: Option<String>,
-    /// Its mounts and devices.
+    /// Mounts and devices of the container.
     pub(crate) mounts: FoundMounts,
-    /// What can be reached of that which is to be hidden.
+    /// Reachable paths among those to hide.
     pub(crate) reached: Vec<Reached>,
 }
 
-/// A file or a directory that a command can look into.
+/// File or directory that a command can read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Reached {
-    /// Where it is, without links.
+    /// Path without symbolic links.
     pub(crate) path: RawText,
-    /// Whether it is a directory.
+    /// True if it is a directory.
     pub(crate) is_directory: bool,
 }

@@ -1,6 +1,6 @@
-//! The way out where no system call can be answered: the door's HTTP proxy on the
-//! loopback, which the variables of the command name. A target that nobody agreed to
-//! waits for an answer as a connect does elsewhere; who asks for it is not known.
+//! Network access without supervised system calls: the egress proxy's HTTP proxy on the loopback,
+//! which variables of the command name. A target without approval waits for an answer as a connect
+//! does elsewhere. The requesting process is not known.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -19,23 +19,23 @@ use stockade_native::reach::Reach;
 
 use super::lead::Leads;
 
-/// Most targets that wait for an answer, and most who wait for one of them.
+/// Most targets that wait for an answer, and most requests that wait for one of them.
 const WAITING_MAX: usize = 64;
-/// Distinct refusals that are told of.
+/// Most different refusals that are reported.
 const TOLD_MAX: usize = 1024;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The proxy of one command.
+/// Proxy of one command.
 pub(super) struct Proxy {
     door: Mutex<Option<Door>>,
     asking: Arc<Asking>,
 }
 
 impl Proxy {
-    /// Starts it, and names it in the variables of the plan.
+    /// Starts the proxy, and names it in the variables of the plan.
     pub(super) fn start(plan: &mut Plan, hold: bool, events: &Events, leads: &Arc<Leads>) -> io::Result<Self> {
         let asking =
             Arc::new(Asking { reach: Reach::of(plan), events: events.downgrade(), hold, state: Mutex::default() });
@@ -47,7 +47,7 @@ impl Proxy {
             edge: Arc::default(),
             namespace: Arc::new(Loopback),
             judge,
-            // What passes is told of by the door that it is led to.
+            // The egress proxy at the other end of the tunnel reports the connections.
             sink: Arc::new(|_| {}),
             resolver,
             lead: Some(lead),
@@ -60,7 +60,7 @@ impl Proxy {
         Ok(Self { door: Mutex::new(Some(door)), asking })
     }
 
-    /// The command has ended.
+    /// Stops the proxy, because the command has ended.
     pub(super) fn close(&self) {
         lock(&self.asking.state).waiting.clear();
         if let Some(door) = lock(&self.door).take() {
@@ -69,7 +69,7 @@ impl Proxy {
     }
 }
 
-/// Nothing is ever connected on behalf of a program.
+/// Namespace in which nothing is connected for a program.
 struct Loopback;
 
 impl Namespace for Loopback {
@@ -96,7 +96,7 @@ struct Asking {
 struct State {
     last: u64,
     waiting: BTreeMap<u64, Waiting>,
-    /// Targets that somebody said no to.
+    /// Targets that were refused.
     refused: BTreeSet<String>,
     told: BTreeSet<String>,
 }
@@ -114,7 +114,7 @@ impl Judge for Asking {
             Wanted::Effect { effect, request, message } => {
                 return match self.reach.decide_effect(&effect, message) {
                     Ok(rule) => answer(Judgement::Allowed(Permit { rule })),
-                    // Only targets are asked about here.
+                    // Only targets are requested here.
                     Err(refusal) => self.refuse(&request, Refusal { grant: None, ..refusal }, answer),
                 };
             }
@@ -197,7 +197,7 @@ fn denial(object: &str, refusal: Refusal) -> Denial {
     }
 }
 
-/// An attempt whose held requests are the proxy's.
+/// Attempt whose held requests come from the proxy.
 pub(super) struct Proxied {
     pub(super) attempt: Box<dyn Attempt>,
     pub(super) proxy: Arc<Proxy>,

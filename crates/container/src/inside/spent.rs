@@ -1,20 +1,20 @@
-//! What the control groups of a container count for all its commands together: that the
-//! kernel ended something for want of memory, or made no more processes. A runtime with
-//! a kernel of its own shows no groups, and then nothing is known.
+//! Counters of a container's control groups for all its commands together: processes that the
+//! kernel killed for lack of memory, and refused forks. A runtime with its own kernel shows no
+//! groups, so that nothing is known.
 
 use std::fs;
 
 use stockade_engine::{AttemptEnd, AttemptEvent, CommandEnd};
 use stockade_model::{Denial, Limit, Limits};
 
-/// Where the kernel counts what it ended for want of memory, in both versions
-/// (memory.txt, cgroup-v2.rst), and the key.
+/// Counter of processes killed for lack of memory, in both versions (memory.txt, cgroup-v2.rst),
+/// and its key.
 const MEMORY: ([&str; 2], &str) =
     (["/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events"], "oom_kill");
-/// The same of forks that it refused.
+/// Counter of refused forks.
 const PROCESSES: ([&str; 2], &str) = (["/sys/fs/cgroup/pids/pids.events", "/sys/fs/cgroup/pids.events"], "max");
 
-/// What was counted when a command began.
+/// Counters at the start of a command.
 pub(super) struct Counted {
     limits: Limits,
     ended: u64,
@@ -22,13 +22,13 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// As it is now; the limits are those of the container.
+    /// Returns the current counters; the limits are those of the container.
     pub(super) fn now(limits: Limits) -> Self {
         Self { limits, ended: count(MEMORY), forks: count(PROCESSES) }
     }
 
-    /// What happened since, told with the end of a command. Others may run beside it: it
-    /// was not stopped by its limit where it ended well.
+    /// Returns the events since then, to report with the end of a command. Other commands may run
+    /// at the same time. A command that succeeded was not stopped by its limit.
     pub(super) fn told(&self, end: &AttemptEnd) -> Vec<AttemptEvent> {
         self.compared(&Self::now(Limits::default()), end)
     }
@@ -50,13 +50,13 @@ impl Counted {
         told
     }
 
-    /// No grant for a command moves what holds for the whole sandbox.
+    /// A grant for one command cannot change a limit of the whole sandbox.
     fn denial(&self, limit: Limit, value: &str) -> Denial {
         Denial { grant: None, ..Denial::of_limit(limit, self.limits.get(limit), value) }
     }
 }
 
-/// The number behind the key; none where there is no such file.
+/// Returns the number after the key; 0 if there is no such file.
 fn count((files, key): ([&str; 2], &str)) -> u64 {
     let number = |text: String| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.parse().ok());
     files.iter().find_map(|file| fs::read_to_string(file).ok()).and_then(number).unwrap_or(0)

@@ -1,8 +1,8 @@
-//! The terminal of a command, made inside: what the person has is not in there.
+//! Terminal of a command, created in the container; the user's own terminal is not in there.
 //!
-//! That of a runtime's own kernel may be a mere pipe with an echo, as gVisor's was until
-//! 2023: keys that send a signal, a new size and a hang-up are told to the command by the
-//! launcher then, and what it cannot stand in for is in the report.
+//! A terminal of a runtime's own kernel may be a mere pipe with an echo, as gVisor's was until
+//! 2023. Then the launcher passes keys that send a signal, a new size and a hang-up to the command.
+//! The report lists the features that it cannot replace.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,36 +16,36 @@ use stockade_model::{LayerReport, LayerState};
 
 use crate::frames::Size;
 
-/// The size of a terminal that nobody looks at.
+/// Default size of a terminal.
 const USUAL: Size = Size { rows: 24, columns: 80 };
 
-/// A line as it is typed: a slip, its correction, and the end of all input.
+/// Test input: a typing error, its correction, and the end of input.
 const TYPED: &[u8] = b"ab\x7f\r\x04";
-/// What a program reads of it.
+/// Expected reads of the test input.
 const READ: [&[u8]; 2] = [b"a\n", b""];
-/// How long a terminal may take to hand on what was typed.
+/// Time-out for a terminal to pass on the input.
 const HANDS_ON_WITHIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
-/// Our end of it.
+/// The launcher's end of the terminal.
 #[derive(Debug)]
 pub(super) struct Terminal {
     ours: OwnedFd,
-    /// Whether its kernel does what that of Linux does.
+    /// True if its kernel behaves like Linux.
     is_whole: bool,
 }
 
-/// What comes of keys.
+/// Result of keys.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Keys<'a> {
-    /// They are for whoever reads.
+    /// Input for the reading process.
     Typed(&'a [u8]),
-    /// One that sends a signal.
+    /// A key that sends a signal.
     Signal(Signal),
 }
 
 impl Terminal {
-    /// Makes one; the command's end besides. `is_linux`: whether the kernel is known to
-    /// be Linux.
+    /// Creates a terminal and also returns the command's end. `is_linux`: the kernel is known to be
+    /// Linux.
     pub(super) fn make(size: Option<Size>, is_linux: bool) -> io::Result<(Self, OwnedFd)> {
         let (ours, inside) = pair()?;
         let terminal = Self { ours, is_whole: is_linux || edits_lines()? };
@@ -53,20 +53,20 @@ impl Terminal {
         Ok((terminal, inside))
     }
 
-    /// Another descriptor of our end.
+    /// Duplicates the descriptor of the launcher's end.
     pub(super) fn copy(&self) -> io::Result<OwnedFd> {
         self.ours.try_clone()
     }
 
-    /// Sets its size; the signal that the command is to be sent then.
+    /// Sets its size; returns the signal to send to the command.
     pub(super) fn resize(&self, size: Size) -> Option<Signal> {
         let size = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
-        // It is ours and a terminal.
+        // The descriptor is a terminal of this process.
         let _ = tcsetwinsize(&self.ours, size);
         self.in_place_of_kernel(Signal::WINCH)
     }
 
-    /// The signal that the command is to be sent when nobody is at this end any more.
+    /// Closes this end; returns the signal to send to the command.
     pub(super) fn hang_up(self) -> Option<Signal> {
         self.in_place_of_kernel(Signal::HUP)
     }
@@ -75,7 +75,7 @@ impl Terminal {
         (!self.is_whole).then_some(signal)
     }
 
-    /// What comes of these keys, in order.
+    /// Returns the results of these keys, in order.
     pub(super) fn keys<'a>(&self, keys: &'a [u8]) -> Vec<Keys<'a>> {
         match tcgetattr(&self.ours) {
             Ok(modes) if !self.is_whole => parted(keys, &modes),
@@ -83,7 +83,7 @@ impl Terminal {
         }
     }
 
-    /// The line of the enforcement report, where it is not all that a terminal is.
+    /// Returns the layer of the enforcement report, if the terminal lacks features.
     pub(super) fn report(&self) -> Option<LayerReport> {
         let detail = "the runtime's own, which edits no line, has no end of input and no /dev/tty; the launcher sends the \
                       command's first group what interrupt, quit, a new size and a hang-up send";
@@ -100,7 +100,7 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((ours, inside))
 }
 
-/// Whether terminals here have a line discipline (termios(3)): it is tried.
+/// Tests whether terminals here have a line discipline (termios(3)).
 fn edits_lines() -> io::Result<bool> {
     let (ours, inside) = pair()?;
     rustix::io::ioctl_fionbio(&inside, true)?;
@@ -115,12 +115,12 @@ fn edits_lines() -> io::Result<bool> {
     Ok(true)
 }
 
-/// As a terminal of these modes parts keys that send a signal from others.
+/// Separates keys that send a signal from others, by the terminal's modes.
 fn parted<'a>(keys: &'a [u8], modes: &Termios) -> Vec<Keys<'a>> {
     let signals = [(SpecialCodeIndex::VINTR, Signal::INT), (SpecialCodeIndex::VQUIT, Signal::QUIT)];
     let is_on = modes.local_modes.contains(LocalModes::ISIG);
     let signal = |key: u8| {
-        // Zero is one that is switched off.
+        // Zero means that it is switched off.
         let of_key = |(index, _): &(SpecialCodeIndex, Signal)| key != 0 && modes.special_codes[*index] == key;
         signals.iter().find(|signal| is_on && of_key(signal)).map(|(_, signal)| *signal)
     };

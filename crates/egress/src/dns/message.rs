@@ -1,45 +1,45 @@
-//! DNS messages: one question in, an answer out. Only what a stub resolver sends
-//! is read (a header, one question, perhaps EDNS); everything else is an error
-//! that has an answer of its own. Bounded by the message: no pointer is followed.
+//! DNS messages: reads one question and writes the answer. Accepts only messages of stub resolvers
+//! (a header, one question, perhaps EDNS). Every other message is an error with an answer of its
+//! own. The work is bounded by the message, because compression pointers are not followed.
 //!
-//! Own code and not a library's: a question and seven kinds of answer are what is
-//! needed, and what is not there cannot be attacked.
+//! The code is Stockade's own and not a library's. Only one question and seven kinds of answer are
+//! needed, and absent code cannot be attacked.
 //!
-//! Must not know: sockets, the table of names.
+//! This module must not depend on sockets or the table of names.
 //!
 //! Facts: RFC 1035 (messages), RFC 6891 (EDNS), RFC 9460 (types 64 and 65).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Longest question we read: a longer datagram is answered "format error".
+/// Longest question that is read; a longer datagram is answered "format error".
 pub const MESSAGE_MAX: usize = 4096;
-/// How long an answer may be kept, in seconds. A name keeps its address for the
-/// whole run; short, so that "no such name" is asked again.
+/// Time to live of an answer in seconds. A name keeps its address for the whole run. The time is
+/// short, so that "no such name" is asked again.
 const TTL_S: u32 = 60;
 
 const HEADER: usize = 12;
 const CLASS_IN: u16 = 1;
 const TYPE_OPT: u16 = 41;
 
-/// How a question is answered, as the numbers of RFC 1035.
+/// Response code with its number in RFC 1035.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Code {
-    /// Answered, perhaps with nothing.
+    /// Success, perhaps without records.
     NoError = 0,
     /// The question cannot be read.
     FormatError = 1,
-    /// The table is full, or the real answer could not be had.
+    /// The table is full, or the real answer is unavailable.
     ServerFailure = 2,
-    /// There is no such name.
+    /// The name does not exist.
     NoSuchName = 3,
-    /// Not a query.
+    /// The message is not a query.
     NotImplemented = 4,
-    /// Not the Internet's class.
+    /// The class is not the Internet's.
     Refused = 5,
 }
 
-/// What is asked for.
+/// Type of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// IPv4 address.
@@ -48,26 +48,26 @@ pub enum Kind {
     Aaaa,
     /// Name of an address.
     Ptr,
-    /// Anything else; answered with nothing.
+    /// Any other type; answered without records.
     Other(u16),
 }
 
-/// One question, with what an answer must repeat.
+/// Question, with the data that an answer must repeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     id: u16,
     recursion_desired: bool,
-    /// The question's bytes as they came: case and all.
+    /// The question's bytes as received, with the case of its letters.
     raw: Vec<u8>,
     edns: bool,
-    /// The name in lower case, without a trailing dot, where every byte of it is
-    /// a letter, digit, `-` or `_`. `None` for other names: nobody's host.
+    /// The name in lower case, without a trailing dot, if every byte of it is a letter, digit, `-`
+    /// or `_`. `None` for other names, which cannot be hosts.
     pub name: Option<String>,
     /// The type.
     pub kind: Kind,
 }
 
-/// An answer's content.
+/// Content of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// A or AAAA.
@@ -76,8 +76,8 @@ pub enum Record {
     Name(String),
 }
 
-/// A message that is not one question of the Internet's class. `answer` is what
-/// to send back; `None` where even that would be wrong (an answer, a fragment).
+/// Message that is not one question of the Internet's class. `answer` is the error message to send.
+/// `None` if even that would be wrong (an answer, a fragment).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unanswerable {
     /// The error message to send.
@@ -94,7 +94,7 @@ impl Question {
         let (Some(id), Some(flags)) = (u16_at(message, 0), u16_at(message, 2)) else {
             return Err(Unanswerable { answer: None });
         };
-        // An answer is never answered: two servers would talk for ever.
+        // An answer is never answered, because two servers would exchange messages forever.
         if message.len() < HEADER || flags & 0x8000 != 0 {
             return Err(Unanswerable { answer: None });
         }
@@ -128,7 +128,7 @@ impl Question {
         })
     }
 
-    /// The message that answers it.
+    /// Writes the message that answers the question.
     pub fn answer(&self, code: Code, records: &[Record]) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEADER + self.raw.len() + 32 * records.len() + 16);
         let recursion = if self.recursion_desired { 0x0100 } else { 0 };
@@ -154,14 +154,14 @@ impl Question {
             out.extend(data);
         }
         if self.edns {
-            // Root name, type, our buffer of 1232 bytes, no flags, no options.
+            // Root name, type, buffer of 1232 bytes, no flags, no options.
             out.extend([0, 0, TYPE_OPT as u8, 0x04, 0xd0, 0, 0, 0, 0, 0, 0]);
         }
         out
     }
 }
 
-/// A header without a question.
+/// Returns a header without a question.
 fn bare(id: u16, flags: u16, code: Code) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER);
     out.extend(id.to_be_bytes());
@@ -170,8 +170,9 @@ fn bare(id: u16, flags: u16, code: Code) -> Vec<u8> {
     out
 }
 
-/// The name that starts at `at` and the place after it. `None`: not well formed,
-/// which a pointer in a question is too. The inner `None`: a name of odd bytes.
+/// Reads the name that starts at `at`; returns it with the offset after it. `None` if it is
+/// malformed, which includes a pointer in a question. The inner value is `None` for a name with
+/// other bytes.
 fn name_at(message: &[u8], mut at: usize) -> Option<(Option<String>, usize)> {
     let start = at;
     let mut name = String::new();
@@ -198,7 +199,7 @@ fn name_at(message: &[u8], mut at: usize) -> Option<(Option<String>, usize)> {
     Some((plain.then_some(name), at))
 }
 
-/// True where the first record after the question is an EDNS one.
+/// Returns whether the first record after the question is an EDNS record.
 fn has_edns(message: &[u8], at: usize) -> bool {
     let counts = [6, 8].iter().all(|&count| u16_at(message, count) == Some(0));
     counts
@@ -207,7 +208,7 @@ fn has_edns(message: &[u8], at: usize) -> bool {
         && u16_at(message, at + 1) == Some(TYPE_OPT)
 }
 
-/// A name of ours as labels. Names come from [`crate::names`]: each label fits.
+/// Encodes a name as labels. Names come from [`crate::names`], so each label fits.
 fn wire_name(name: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(name.len() + 2);
     for label in name.split('.').filter(|l| !l.is_empty() && l.len() < 64) {
@@ -218,8 +219,8 @@ fn wire_name(name: &str) -> Vec<u8> {
     out
 }
 
-/// The address that a reverse name stands for: `4.3.2.1.in-addr.arpa` or the
-/// nibbles of `ip6.arpa`. `None` for every other name.
+/// Returns the address of a reverse name: `4.3.2.1.in-addr.arpa` or the nibbles of `ip6.arpa`.
+/// `None` for every other name.
 pub fn reverse(name: &str) -> Option<IpAddr> {
     if let Some(digits) = name.strip_suffix(".in-addr.arpa") {
         let mut octets = [0u8; 4];
@@ -259,7 +260,7 @@ mod tests {
         assert_eq!((question.name.as_deref(), question.kind), (Some("pypi.org"), Kind::A));
         let answer = question.answer(Code::NoError, &[Record::Address("198.18.0.9".parse().unwrap())]);
         assert_eq!(answer[..12], [0x12, 0x34, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]);
-        // The question comes back as it was spelled.
+        // The answer repeats the question with its spelling.
         assert_eq!(answer[12..26], *b"\x04PyPI\x03org\0\0\x01\0\x01"[..14].as_ref());
         assert_eq!(answer[answer.len() - 6..], [0, 4, 198, 18, 0, 9]);
     }

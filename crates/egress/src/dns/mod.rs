@@ -1,4 +1,4 @@
-//! The name server inside: every name has an address of ours.
+//! Name server in the sandbox: it gives every name an address of Stockade's own.
 
 pub(crate) mod message;
 mod server;

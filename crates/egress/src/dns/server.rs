@@ -1,8 +1,7 @@
-//! Answers questions for names with addresses of our own making. Nothing of a
-//! question leaves the machine, but for names that may be reached anyway: these
-//! are looked up, so that "no such name" is true.
+//! Answers questions for names with generated addresses. No question leaves the machine, except for
+//! names that may already be reached. Those names are resolved, so that "no such name" is correct.
 //!
-//! Must not know: how names are looked up, what an address is used for.
+//! This module must not depend on the resolver or on the use of an address.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,23 +24,23 @@ use crate::names::{Names, is_ours};
 use crate::seam::{Judge, LookupError, Resolve, Who, is_localhost};
 use crate::upstream::is_looked_up_here;
 
-/// Questions that are being looked up at once; more get "server failure".
+/// Most questions resolved at once; further ones get "server failure".
 const LOOKUPS_MAX: usize = 64;
-/// Connections for questions at once.
+/// Most connections for questions at once.
 const CONNECTIONS_MAX: usize = 64;
-/// A connection without a question for so long is closed.
+/// Time after which a connection without a question is closed.
 const QUIET_MAX: Duration = Duration::from_secs(10);
-/// How long a looked-up answer is good here.
+/// Time for which a resolved answer is cached.
 const KEPT_FOR: Duration = Duration::from_secs(30);
-/// Most looked-up answers that are kept.
+/// Most cached answers.
 const KEPT_MAX: usize = 1024;
-/// Bytes of one read: several datagrams may come together.
+/// Bytes of one read: several datagrams may arrive together.
 const READ: usize = 64 << 10;
 
-/// Which families a name really has.
+/// Address families that a name really has.
 type Families = Result<(bool, bool), LookupError>;
 
-/// The name server.
+/// Name server of the sandbox.
 pub(crate) struct NameServer {
     names: Arc<Names>,
     judge: Arc<dyn Judge>,
@@ -51,11 +50,11 @@ pub(crate) struct NameServer {
     lookups: AtomicUsize,
     connections: AtomicUsize,
     has_v6: bool,
-    /// Where names are resolved instead.
+    /// Upstream proxy that resolves names instead.
     upstream: Option<Upstream>,
 }
 
-/// One of a bounded number; gives its place back when dropped.
+/// Slot of a limited number; released when dropped.
 struct Slot<'a>(&'a AtomicUsize);
 
 impl<'a> Slot<'a> {
@@ -93,7 +92,7 @@ impl NameServer {
         }
     }
 
-    /// The answer to a message; `None` where none is due.
+    /// Returns the answer to a message; `None` if no answer must be sent.
     async fn answer(&self, message: &[u8]) -> Option<Vec<u8>> {
         let question = match Question::parse(message) {
             Ok(question) => question,
@@ -109,7 +108,7 @@ impl NameServer {
         if question.kind == Kind::Ptr {
             return self.name_of(name);
         }
-        // The last is asked for by browsers: they keep to the given resolver then.
+        // Browsers ask for the last one, and use the given resolver if it does not exist.
         if name.ends_with(".arpa") || name == "use-application-dns.net" {
             return NONE;
         }
@@ -117,7 +116,7 @@ impl NameServer {
         let wants_v4 = match question.kind {
             Kind::A => true,
             Kind::Aaaa => false,
-            // Also of HTTPS and SVCB: clients fall back to addresses.
+            // Also for HTTPS and SVCB: clients then use addresses.
             Kind::Ptr | Kind::Other(_) => return (Code::NoError, Vec::new()),
         };
         if is_localhost(host.as_str()) {
@@ -164,7 +163,7 @@ impl NameServer {
         }
     }
 
-    /// Which families a name that may be reached really has.
+    /// Returns the address families of a name that may be reached.
     async fn families(&self, name: &HostName) -> Families {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
         if let Some((since, families)) = known
@@ -189,8 +188,8 @@ impl NameServer {
         families
     }
 
-    /// Answers datagrams, each from the address that it was sent to: resolvers
-    /// do not take answers from another.
+    /// Answers datagrams, each from the address that it was sent to, because resolvers reject an
+    /// answer from another address.
     pub(crate) async fn serve_datagrams(self: Arc<Self>, socket: OwnedFd) -> io::Result<()> {
         let socket = std::net::UdpSocket::from(socket);
         socket.set_nonblocking(true)?;
@@ -215,7 +214,7 @@ impl NameServer {
             for message in buffer[..meta.len.min(READ)].chunks(meta.stride.max(1)) {
                 let (server, socket, state) = (Arc::clone(&self), Arc::clone(&socket), Arc::clone(&state));
                 let message = message.to_vec();
-                // On its own, for a name that is looked up must not delay others.
+                // A task of its own, because the lookup of one name must not delay others.
                 tokio::spawn(async move {
                     if let Some(answer) = server.answer(&message).await {
                         let transmit = Transmit {
@@ -225,7 +224,7 @@ impl NameServer {
                             segment_size: None,
                             src_ip: meta.dst_ip,
                         };
-                        // As any datagram, it may be lost.
+                        // Like any datagram, the answer may be lost.
                         let _ = state.try_send((&*socket).into(), &transmit);
                     }
                 });
@@ -234,7 +233,7 @@ impl NameServer {
         }
     }
 
-    /// Answers questions over connections.
+    /// Answers questions on connections.
     pub(crate) async fn serve_connections(self: Arc<Self>, listener: OwnedFd) -> io::Result<()> {
         let listener = std::net::TcpListener::from(listener);
         listener.set_nonblocking(true)?;
@@ -250,7 +249,7 @@ impl NameServer {
         }
     }
 
-    /// Answers the questions of one connection, one after the other.
+    /// Answers the questions of one connection in order.
     pub(crate) async fn serve_stream(&self, mut stream: TcpStream) {
         let Some(_slot) = Slot::take(&self.connections, CONNECTIONS_MAX) else { return };
         loop {

@@ -1,7 +1,7 @@
-//! The authority of one run: it makes a certificate for each name whose traffic
-//! is opened. Its key is made with it and is nowhere else.
+//! Certificate authority of one run. It makes a certificate for each name whose traffic is
+//! intercepted. Its key is generated with it and exists only here.
 //!
-//! Must not know: sockets, requests.
+//! This module must not depend on sockets or requests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,16 +19,16 @@ use stockade_model::Host;
 use super::EdgeError;
 use super::trust::{pem, provider};
 
-/// Names whose certificates are kept; more are made again.
+/// Most names with a cached certificate; further ones are made again.
 const KEPT_MAX: usize = 1024;
-/// How long before its making a certificate is good: clocks inside may differ.
+/// Validity of a certificate before its creation, because clocks in the sandbox may differ.
 const BEFORE: Duration = Duration::from_secs(24 * 3600);
-/// How long after. Longer than any run; clients refuse more than 398 days.
+/// Validity after its creation. Longer than any run; clients refuse more than 398 days.
 const AFTER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    /// The one key of all names.
+    /// The key of all names.
     key: KeyPair,
     pem: String,
     made: Mutex<HashMap<Host, Arc<ServerConfig>>>,
@@ -38,8 +38,8 @@ fn failed(error: impl ToString) -> EdgeError {
     EdgeError::Tls(error.to_string())
 }
 
-/// Parameters with times, a name and a serial number that is not used twice:
-/// clients refuse a second certificate of the same number.
+/// Returns parameters with times, a name and a unique serial number: clients refuse a second
+/// certificate with the same number.
 fn parameters(names: Vec<String>, called: String) -> Result<CertificateParams, EdgeError> {
     let mut parameters = CertificateParams::new(names).map_err(failed)?;
     let now = SystemTime::now();
@@ -71,10 +71,10 @@ impl Authority {
         &self.pem
     }
 
-    /// What a host is spoken for with.
+    /// Returns the TLS configuration for a host.
     ///
     /// # Errors
-    /// What the library says.
+    /// [`EdgeError`] with the library's error.
     pub(crate) fn server(&self, host: &Host) -> Result<Arc<ServerConfig>, EdgeError> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(config) = made.get(host) {
@@ -89,7 +89,7 @@ impl Authority {
     }
 
     fn make_server(&self, host: &Host) -> Result<ServerConfig, EdgeError> {
-        // The common name has 64 letters at most; clients read the other one.
+        // The common name has at most 64 letters; clients read the other name.
         let mut parameters = parameters(vec![host.to_string()], "Stockade, opened traffic".into())?;
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];

@@ -1,7 +1,7 @@
-//! Signatures of AWS (Signature Version 4): whether a request was signed with a
-//! key, and a signature with another.
+//! AWS signatures (Signature Version 4): checks whether a request was signed with a key, and signs
+//! it with another.
 //!
-//! Must not know: whose keys they are.
+//! This module must not depend on the owner of a key.
 //!
 //! Facts: AWS General Reference, "Signature Version 4 signing process".
 
@@ -15,16 +15,16 @@ use crate::http::head::{Request, values};
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
 const PAYLOAD: &str = "x-amz-content-sha256";
 
-/// How a path was written before it was signed: services differ.
+/// Form of a path in the signed text; services differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PathForm {
-    /// As it is sent.
+    /// The path as sent.
     Plain,
-    /// Escaped once more.
+    /// The path escaped once more.
     Escaped,
 }
 
-/// The signature of a request.
+/// Signature of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Signed {
     /// `ID/DATE/REGION/SERVICE/aws4_request`.
@@ -36,18 +36,18 @@ pub(super) struct Signed {
     payload: String,
 }
 
-/// Whether the request says what its body is signed as.
+/// Returns whether the request contains the hash of its body.
 pub(super) fn tells_payload(request: &Request) -> bool {
     values(&request.fields, PAYLOAD).next().is_some()
 }
 
-/// Whether each piece of its body is signed on its own.
+/// Returns whether each chunk of its body has its own signature.
 pub(super) fn signs_chunks(request: &Request) -> bool {
     values(&request.fields, PAYLOAD).any(|value| value.starts_with(b"STREAMING-AWS4"))
 }
 
 impl Signed {
-    /// Reads the signature of a request; `None`: it has none, or not one.
+    /// Reads the signature of a request; `None` if it has no signature, or more than one.
     pub(super) fn of(request: &Request) -> Option<Self> {
         let mut all = values(&request.fields, "authorization");
         let (Some(value), None) = (all.next(), all.next()) else { return None };
@@ -69,7 +69,7 @@ impl Signed {
         (signed.scope().is_some() && signed.fields.len() <= request.fields.len()).then_some(signed)
     }
 
-    /// `DATE/REGION/SERVICE/aws4_request`, and its parts.
+    /// Returns `DATE/REGION/SERVICE/aws4_request`, and its parts.
     fn scope(&self) -> Option<(&str, [&str; 3])> {
         let (_, scope) = self.credential.split_once('/')?;
         let mut parts = scope.split('/');
@@ -77,7 +77,7 @@ impl Signed {
         (parts.next() == Some("aws4_request") && parts.next().is_none()).then_some((scope, three))
     }
 
-    /// Itself, if it was made with this key.
+    /// Returns the signature if it was made with this key.
     pub(super) fn made_with(mut self, request: &Request, key: &[u8], body: &[u8]) -> Option<Self> {
         self.payload = match values(&request.fields, PAYLOAD).next() {
             Some(told) => String::from_utf8(told.to_vec()).ok()?,
@@ -89,9 +89,9 @@ impl Signed {
         })
     }
 
-    /// Signs the request with this key, in the same manner.
+    /// Signs the request with this key in the same way.
     pub(super) fn sign(&self, request: &mut Request, key: &[u8]) {
-        // It was computed in the same way before, so there is one.
+        // The same computation succeeded before, so it succeeds now.
         let Some(signature) = self.signature(request, key) else { return };
         let fields = self.fields.join(";");
         let credential = &self.credential;
@@ -143,7 +143,7 @@ fn hash(bytes: &[u8]) -> String {
     HEXLOWER.encode(digest::digest(&digest::SHA256, bytes).as_ref())
 }
 
-/// Escapes all but unreserved letters (RFC 3986, 2.3) and these.
+/// Escapes all bytes except unreserved letters (RFC 3986, 2.3) and these.
 fn escaped(bytes: &[u8], but: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for byte in bytes {
@@ -156,7 +156,7 @@ fn escaped(bytes: &[u8], but: &[u8]) -> String {
     text
 }
 
-/// What an escaped text stands for.
+/// Decodes an escaped text.
 fn unescaped(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -196,7 +196,7 @@ mod tests {
         Request::parse(text.replace('\n', "\r\n").as_bytes()).unwrap()
     }
 
-    /// The example of the signing process's documentation.
+    /// Example from the documentation of the signing process.
     const EXAMPLE: &str = "GET /?Action=ListUsers&Version=2010-05-08 HTTP/1.1\nHost: iam.amazonaws.com\nContent-Type: application/x-www-form-urlencoded; charset=utf-8\nX-Amz-Date: 20150830T123600Z\nAuthorization: AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20150830/us-east-1/iam/aws4_request, SignedHeaders=content-type;host;x-amz-date, Signature=5d672d79c15b13162d9279b0855cfba6789a8edb4c82c400e06b5924a6f2b5d7\n\n";
 
     #[test]
@@ -214,7 +214,7 @@ mod tests {
         assert!(Signed::of(&request).unwrap().made_with(&request, b"another key", b"").is_some());
     }
 
-    /// An example of the S3 documentation: the payload is told, and the path is
+    /// Example from the S3 documentation: the request contains the payload hash, and the path is
     /// signed as it is.
     #[test]
     fn an_object_of_s3() {

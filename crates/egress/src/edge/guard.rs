@@ -1,7 +1,7 @@
-//! Watches one connection whose bytes can be read: what must not leave on it, and
-//! what must not come back.
+//! Checks one connection with readable bytes: data that must not leave on it, and data that must
+//! not come back.
 //!
-//! Must not know: what carries the bytes.
+//! This module must not depend on the transport of the bytes.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::secrets::{Secrets, Stray};
 /// Masks, and the version of the secrets that they were made from.
 type VersionedMasks = (u64, Option<Arc<Masks>>);
 
-/// Watches what passes on one connection.
+/// Filter for the data of one connection.
 pub(crate) struct Guard<'a> {
     secrets: &'a Secrets,
     target: &'a Target,
@@ -25,24 +25,24 @@ pub(crate) struct Guard<'a> {
 }
 
 impl<'a> Guard<'a> {
-    /// `None`: there is nothing to look for.
+    /// Creates the filter; `None` if there are no secrets to look for.
     pub(crate) fn new(secrets: &'a Secrets, target: &'a Target, is_encrypted: bool) -> Option<Self> {
         let (passing, masks) = (Mutex::default(), Mutex::default());
         (!secrets.is_empty()).then_some(Self { secrets, target, is_encrypted, passing, masks })
     }
 
-    /// What must not pass in a body or on a connection of another protocol: a
-    /// placeholder on its way to who is not bound to it, a secret to anybody.
+    /// Checks bytes of a body, or of a connection with another protocol. A placeholder may not be
+    /// sent to a target that it is not bound to, and a secret may not be sent at all.
     ///
     /// # Errors
-    /// Which.
+    /// [`Stray`] with the secret.
     pub(crate) fn pass(&self, bytes: &[u8]) -> Result<(), Stray> {
         let mut passing = self.passing.lock().unwrap_or_else(PoisonError::into_inner);
         self.secrets.pass(self.target, self.is_encrypted, &mut passing, bytes)
     }
 
-    /// What this peer must not bring back by now. `None`: nothing was given to
-    /// anybody in this run.
+    /// Returns the texts that this peer must not send back now. `None` if no secret was sent in
+    /// this run.
     fn masks(&self) -> Option<Arc<Masks>> {
         let version = self.secrets.version();
         let mut made = self.masks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,20 +52,20 @@ impl<'a> Guard<'a> {
         made.1.clone()
     }
 
-    /// Covers secrets in a part of an answer that is complete.
+    /// Masks secrets in a complete part of an answer.
     pub(crate) fn mask(&self, bytes: &mut [u8]) {
         if let Some(masks) = self.masks() {
             masks.cover_all(bytes);
         }
     }
 
-    /// A stream from this peer.
+    /// Creates a masked stream from this peer.
     pub(crate) fn masked(&self, kind: StreamKind) -> MaskedStream<'_> {
         MaskedStream { guard: self, stream: StreamMask::new(kind) }
     }
 }
 
-/// A stream from one peer, masked with what was given away in the run so far.
+/// Stream from one peer, masked with all secrets sent in the run so far.
 pub(crate) struct MaskedStream<'a> {
     guard: &'a Guard<'a>,
     stream: StreamMask,

@@ -1,19 +1,19 @@
-//! Covers texts with stars in bytes that come in pieces, wherever the pieces end.
+//! Replaces texts by asterisks in a stream of pieces, wherever the pieces end.
 //!
-//! Must not know: what the texts are, what carries the bytes.
+//! This module must not depend on the meaning of the texts or the transport of the bytes.
 
 use std::time::Duration;
 
 use memchr::memchr_iter;
 use memchr::memmem::Finder;
 
-/// How long the last bytes of a message may wait for more where the wait must not
-/// depend on what they are.
+/// Longest wait for further bytes at the end of a message, for waits that must not depend on the
+/// content.
 const MESSAGE_PAUSE: Duration = Duration::from_secs(1);
-/// The same for protocols that are only relayed, where each answer waits.
+/// The same for relayed protocols, in which each answer waits.
 const RELAY_PAUSE: Duration = Duration::from_millis(5);
 
-/// Texts that are covered wherever they occur, also where they overlap.
+/// Texts that are masked at every occurrence, also if they overlap.
 #[derive(Default)]
 struct TextSet {
     finders: Vec<Finder<'static>>,
@@ -28,13 +28,12 @@ impl TextSet {
         Self { finders, longest }
     }
 
-    /// The most bytes that can be the beginning of a text and not yet all of it.
+    /// Returns the largest number of bytes that can be an incomplete text.
     fn reach(&self) -> usize {
         self.longest.saturating_sub(1)
     }
 
-    /// Writes stars into `shown` over each text that `plain` holds and that ends
-    /// behind `from`.
+    /// Writes asterisks into `shown` over each text in `plain` that ends after `from`.
     fn cover(&self, plain: &[u8], shown: &mut [u8], from: usize) {
         for finder in &self.finders {
             let length = finder.needle().len();
@@ -46,7 +45,7 @@ impl TextSet {
         }
     }
 
-    /// How many of the last bytes are the beginning of a text.
+    /// Returns how many of the last bytes are the beginning of a text.
     fn begun(&self, bytes: &[u8]) -> usize {
         let begun = |finder: &Finder<'_>| {
             let text = finder.needle();
@@ -58,18 +57,18 @@ impl TextSet {
     }
 }
 
-/// The texts that one peer must not bring back.
+/// Texts that one peer must not send back.
 #[derive(Default)]
 pub(crate) struct Masks {
-    /// Those that this peer may know: the beginning of one waits for its end.
+    /// Texts that this peer may know: the beginning of one waits for its end.
     known: TextSet,
-    /// Those that it has no right to. A wait that depends on them would let it find
-    /// them out letter by letter, so the last bytes wait whatever they are.
+    /// Texts that it may not know. If the wait depended on them, the peer could find them out
+    /// letter by letter. Therefore the last bytes always wait.
     foreign: TextSet,
 }
 
 impl Masks {
-    /// Masks of these texts.
+    /// Creates masks for these texts.
     pub(crate) fn of(known: &[&[u8]], foreign: &[&[u8]]) -> Self {
         Self { known: TextSet::new(known.iter().copied()), foreign: TextSet::new(foreign.iter().copied()) }
     }
@@ -78,7 +77,7 @@ impl Masks {
         self.known.reach().max(self.foreign.reach())
     }
 
-    /// Covers the texts in bytes that are complete.
+    /// Masks the texts in complete bytes.
     pub(crate) fn cover_all(&self, bytes: &mut [u8]) {
         let plain = bytes.to_vec();
         self.known.cover(&plain, bytes, 0);
@@ -86,26 +85,26 @@ impl Masks {
     }
 }
 
-/// What a stream is, which says how its last bytes wait.
+/// Kind of a stream, which determines how its last bytes wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamKind {
-    /// One message, whose end is known.
+    /// Message with a known end.
     Message,
-    /// A protocol that is not read: each side may be waiting for the last byte.
+    /// A protocol that is not parsed: each side may be waiting for the last byte.
     Relay,
 }
 
-/// Covers texts in one stream. Holds back fewer bytes than the longest text has.
+/// Masks texts in one stream. Holds back fewer bytes than the longest text has.
 pub(crate) struct StreamMask {
     kind: StreamKind,
-    /// The last bytes of the stream as they came: first those that are sent already
-    /// and may be the beginning of a text, then those that are held back.
+    /// Last bytes of the stream as received: first sent bytes that may begin a text, then the held
+    /// bytes.
     plain: Vec<u8>,
-    /// The same with stars.
+    /// The same with asterisks.
     shown: Vec<u8>,
-    /// How many of them are sent.
+    /// Number of sent bytes among them.
     sent: usize,
-    /// How many of the held bytes wait for more, however long that takes.
+    /// Number of held bytes that wait for more without a time-out.
     begun: usize,
 }
 
@@ -114,7 +113,7 @@ impl StreamMask {
         Self { kind, plain: Vec::new(), shown: Vec::new(), sent: 0, begun: 0 }
     }
 
-    /// Takes bytes and returns those that may be sent.
+    /// Adds bytes and returns the bytes that may be sent.
     pub(crate) fn push(&mut self, bytes: &[u8], masks: &Masks) -> Vec<u8> {
         let known = self.plain.len();
         self.plain.extend_from_slice(bytes);
@@ -130,7 +129,7 @@ impl StreamMask {
             StreamKind::Relay => 0,
         };
         let ready = self.send_all_but(constant.max(self.begun));
-        // What is sent is needed for a text that began in it and no further back.
+        // Sent bytes are needed only for a text that began in them.
         let spare = self.plain.len().saturating_sub(masks.reach()).min(self.sent);
         self.plain.drain(..spare);
         self.shown.drain(..spare);
@@ -138,8 +137,8 @@ impl StreamMask {
         ready
     }
 
-    /// How long to wait for more before [`release`](Self::release). `None`: without
-    /// an end.
+    /// Returns how long to wait for more before [`release`](Self::release). `None` if there is no
+    /// time-out.
     pub(crate) fn pause(&self) -> Option<Duration> {
         let pause = match self.kind {
             StreamKind::Message => MESSAGE_PAUSE,
@@ -148,12 +147,12 @@ impl StreamMask {
         (self.plain.len() - self.sent > self.begun).then_some(pause)
     }
 
-    /// Nothing came for a while: returns what was held whatever it is.
+    /// Returns the held bytes, whatever they are, because nothing arrived for a while.
     pub(crate) fn release(&mut self) -> Vec<u8> {
         self.send_all_but(self.begun)
     }
 
-    /// The stream is over: returns the rest.
+    /// Returns the rest at the end of the stream.
     pub(crate) fn finish(&mut self) -> Vec<u8> {
         let rest = self.send_all_but(0);
         (self.plain, self.shown, self.sent, self.begun) = Default::default();
@@ -173,7 +172,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Every byte that any occurrence covers is a star.
+    /// Masks every byte that any occurrence covers.
     fn reference(text: &[u8], secrets: &[Vec<u8>]) -> Vec<u8> {
         let mut shown = text.to_vec();
         for secret in secrets {
@@ -193,7 +192,8 @@ mod tests {
         )
     }
 
-    /// What comes out of these pieces, which are never held back by a secret's length.
+    /// Returns the output for these pieces, and checks that fewer bytes are held back than a secret
+    /// has.
     fn pushed<'a>(masks: &Masks, kind: StreamKind, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
         let mut stream = StreamMask::new(kind);
         let (mut out, mut taken) = (Vec::new(), 0);
@@ -231,7 +231,7 @@ mod tests {
         }
     }
 
-    /// A peer that has no right to a secret learns nothing from what waits, and how long.
+    /// A peer that may not know a secret learns nothing from the held bytes or the wait time.
     #[test]
     fn what_waits_does_not_tell_a_foreign_text() {
         for kind in [StreamKind::Message, StreamKind::Relay] {
@@ -259,7 +259,7 @@ mod tests {
         out.extend(stream.push(b"of-another!", &masks));
         out.extend(stream.finish());
         assert_eq!(out, b"x secret-**********!");
-        // The beginning of a known one waits on.
+        // The beginning of a known text continues to wait.
         let masks = self::masks(&[b"known-text".to_vec()], &[b"secret-of-another".to_vec()]);
         let mut stream = StreamMask::new(StreamKind::Message);
         assert_eq!(stream.push(b"some words and known", &masks), b"some");

@@ -1,9 +1,8 @@
-//! What the door does to traffic on its way: it opens what is to be looked into,
-//! and puts credentials in. All that this needs is read and made before the run,
-//! so that what is missing stops it before it starts; the key of the authority
-//! and the values of secrets never leave this process's memory.
+//! Processing of traffic in the egress proxy: TLS interception and injection of credentials.
+//! Everything it needs is read and made before the run, so that a missing value prevents the start.
+//! The key of the authority and the values of secrets never leave this process's memory.
 //!
-//! Must not know: sockets, who decides.
+//! This module must not depend on sockets or on the code that decides.
 
 mod authority;
 mod aws;
@@ -30,23 +29,23 @@ pub(crate) use mask::{Masks, StreamMask};
 pub(crate) use secrets::{Secrets, Stray};
 pub use trust::{TRUST_VARIABLES, Trust};
 
-/// Why traffic cannot be opened or a credential cannot be put in.
+/// Error if traffic cannot be intercepted or a credential cannot be injected.
 #[derive(Debug, thiserror::Error)]
 pub enum EdgeError {
-    /// The value of a secret, which is never part of the message.
+    /// The value of a secret is unusable. The value is never part of the message.
     #[error("the secret `{name}` cannot be used: {why}")]
     Secret {
-        /// Which.
+        /// Name of the secret.
         name: String,
-        /// What is wrong with it.
+        /// Reason.
         why: String,
     },
-    /// Certificates or keys.
+    /// Certificates or keys failed.
     #[error("encrypted traffic cannot be opened: {0}")]
     Tls(String),
 }
 
-/// What was made ready for the rules of one run.
+/// Prepared state for the rules of one run.
 #[derive(Default)]
 pub struct Edge {
     opening: Option<Opening>,
@@ -54,11 +53,11 @@ pub struct Edge {
     credentials: Option<Value>,
 }
 
-/// What it takes to open encrypted traffic.
+/// State for the interception of encrypted traffic.
 pub(crate) struct Opening {
-    /// Whom programs inside are told to trust.
+    /// Authority that programs in the sandbox trust.
     pub(crate) authority: Authority,
-    /// Whom the door itself trusts, outside.
+    /// TLS configuration with the roots that the egress proxy trusts for outgoing connections.
     pub(crate) outside: Arc<ClientConfig>,
     bundle: String,
 }
@@ -70,7 +69,7 @@ impl fmt::Debug for Edge {
 }
 
 impl Edge {
-    /// Reads and makes what these rules need; nothing where they need nothing.
+    /// Reads and makes everything that these rules need; does nothing if they need nothing.
     ///
     /// # Errors
     /// See [`EdgeError`].
@@ -82,25 +81,24 @@ impl Edge {
         Ok(Self { opening, secrets, credentials })
     }
 
-    /// Certificates in PEM for programs inside: those that the host trusts, and
-    /// the authority of this run. Where its path stands in
-    /// [`TRUST_VARIABLES`], most programs believe it. `None`: nothing is opened.
+    /// Returns certificates in PEM for programs in the sandbox: those that the host trusts, and the
+    /// authority of this run. Most programs trust them if the variables of [`TRUST_VARIABLES`]
+    /// contain the path. `None` if nothing is intercepted.
     pub fn bundle_pem(&self) -> Option<&str> {
         self.opening.as_ref().map(|opening| opening.bundle.as_str())
     }
 
-    /// The certificate of this run's authority alone, in PEM, for a trust store
-    /// that is added to.
+    /// Returns only the certificate of this run's authority, in PEM, to add to a trust store.
     pub fn authority_pem(&self) -> Option<&str> {
         self.opening.as_ref().map(|opening| opening.authority.pem())
     }
 
-    /// What stands inside in the place of each secret, and where.
+    /// Returns the placeholder of each secret, and its source.
     pub fn placeholders(&self) -> impl Iterator<Item = (&SecretSource, &str)> {
         self.secrets.placeholders()
     }
 
-    /// `USER:PASSWORD` for the proxy on the way outside.
+    /// Returns `USER:PASSWORD` for the upstream proxy.
     pub(crate) fn credentials(&self) -> Option<&[u8]> {
         self.credentials.as_ref().map(Value::bytes)
     }
@@ -109,7 +107,7 @@ impl Edge {
         self.opening.as_ref()
     }
 
-    /// Whether it was made for rules like these.
+    /// Returns whether it was prepared for rules like these.
     pub(crate) fn serves(&self, rules: &Egress) -> bool {
         let wants_credentials = rules.upstream.as_ref().is_some_and(|upstream| upstream.credentials.is_some());
         (self.opening.is_some() || !opens(rules))
@@ -118,7 +116,7 @@ impl Edge {
     }
 }
 
-/// Whether these rules want traffic opened.
+/// Returns whether these rules need interception.
 fn opens(rules: &Egress) -> bool {
     !rules.inspect.is_empty() || !rules.secrets.is_empty()
 }

@@ -1,10 +1,10 @@
-//! Finds words in bytes that come in pieces.
+//! Finds words in a stream of pieces.
 //!
-//! Must not know: what the words are.
+//! This module must not depend on the meaning of the words.
 
 use memchr::memmem::Finder;
 
-/// Words that are looked for.
+/// Words to find.
 #[derive(Default)]
 pub(crate) struct Words {
     finders: Vec<Finder<'static>>,
@@ -18,20 +18,20 @@ impl Words {
         Self { finders, longest }
     }
 
-    /// Which of them stands in these bytes.
+    /// Returns which word these bytes contain.
     pub(super) fn find(&self, bytes: &[u8]) -> Option<usize> {
         self.finders.iter().position(|finder| finder.find(bytes).is_some())
     }
 }
 
-/// What passed before, so that a word in two pieces is found.
+/// End of the previous bytes, to find a word that is split over two pieces.
 #[derive(Debug, Default)]
 pub(super) struct Passing {
     tail: Vec<u8>,
 }
 
 impl Passing {
-    /// Which word ends in these bytes.
+    /// Returns which word ends in these bytes.
     pub(super) fn find(&mut self, words: &Words, bytes: &[u8]) -> Option<usize> {
         let keep = words.longest.saturating_sub(1);
         if keep == 0 {

@@ -1,8 +1,9 @@
-//! Credentials that a run uses and never has: inside stands a placeholder, and
-//! on its way to the hosts that it is bound to, in the place that it is bound to,
-//! the real one takes its place. Neither goes anywhere else.
+//! Credentials that a run uses but never gets. The sandbox contains a placeholder. In requests to
+//! the bound hosts, at the bound position, the egress proxy replaces it by the real value. Neither
+//! is sent anywhere else.
 //!
-//! Must not know: sockets, who decides. No value is part of any message.
+//! This module must not depend on sockets or on the code that decides. No value is part of any
+//! message.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,14 +22,13 @@ use crate::http::head::{Field, Request};
 
 /// Most secrets of a run.
 const SECRETS_MAX: usize = 64;
-/// Shortest secret: a shorter one would be found where it is not.
+/// Shortest secret: a shorter one would match unrelated text.
 const SHORTEST: usize = 8;
-/// Most forms in which one secret is given away in a run: each is looked for in all
-/// that comes back.
+/// Most forms in which one secret is sent in a run; each is masked in all received data.
 const FORMS_MAX: usize = 64;
 /// Length of a placeholder whose secret is shorter than this.
 const PLACEHOLDER_MIN: usize = 24;
-/// How keys begin whose programs look at that.
+/// Prefixes of keys that programs check.
 const BEGINNINGS: &[&str] = &[
     "github_pat_",
     "ghp_",
@@ -61,10 +61,10 @@ struct Held {
     value: Value,
 }
 
-/// A text that was put into a request of this run, which no answer must bring back.
+/// Text that was put into a request of this run, and that no answer may send back.
 #[derive(PartialEq, Eq)]
 struct GivenForm {
-    /// Which secret, as its place in `held`.
+    /// Index of the secret in `held`.
     secret: usize,
     text: Vec<u8>,
 }
@@ -73,7 +73,7 @@ struct GivenForm {
 #[derive(Default)]
 pub(crate) struct Secrets {
     held: Vec<Held>,
-    /// Where else they may go: what was agreed to since the run began.
+    /// Further permitted uses, approved since the run began.
     lent: RwLock<Vec<SecretUse>>,
     given: RwLock<Vec<GivenForm>>,
     /// Counts changes of `lent` and `given`.
@@ -89,24 +89,24 @@ impl fmt::Debug for Secrets {
     }
 }
 
-/// What must not leave: a secret, or what stands for one.
+/// Data that must not leave: a secret or a placeholder.
 #[derive(Debug)]
 pub(crate) struct Stray {
-    /// Which, and where it is on its way to, in words of a policy.
+    /// The secret and its target, in the words of a policy.
     pub(crate) rule: String,
-    /// What would let it pass; none where nothing does.
+    /// The use that would permit it; `None` if nothing would.
     pub(crate) secret: Option<SecretUse>,
 }
 
 impl Stray {
-    /// One that nothing lets pass.
+    /// Creates one that nothing can permit.
     fn for_good(rule: String) -> Self {
         Self { rule, secret: None }
     }
 }
 
-/// Something of the same kind that is random: as long, of the letters that such
-/// keys have, with the beginning that programs look for.
+/// Returns a random text of the same kind: of the same length and alphabet, with the prefix that
+/// programs check.
 fn placeholder(value: &[u8]) -> Result<String, EdgeError> {
     const LETTERS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
     let beginning = BEGINNINGS.iter().find(|b| value.starts_with(b.as_bytes())).copied().unwrap_or_default();
@@ -117,7 +117,7 @@ fn placeholder(value: &[u8]) -> Result<String, EdgeError> {
     while text.len() < length {
         let mut random = [0; 64];
         rand::fill(&mut random).map_err(|error| EdgeError::Tls(error.to_string()))?;
-        // Of these every letter is as likely as another.
+        // Every letter among these is equally likely.
         let fair = random.iter().map(|byte| usize::from(*byte & 63)).filter(|at| *at < letters.len());
         text.extend(fair.take(length - text.len()).map(|at| char::from(letters[at])));
     }
@@ -158,13 +158,12 @@ impl Secrets {
         self.held.iter().any(|secret| secret.name == name)
     }
 
-    /// True where there is nothing to put in and nothing to look for.
+    /// Returns whether there are no secrets.
     pub(crate) fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// Lets a secret go to where it was agreed that it may, for the rest of the
-    /// run.
+    /// Permits an approved use of a secret for the rest of the run.
     pub(crate) fn lend(&self, agreed: &SecretUse) {
         let mut lent = self.lent.write().unwrap_or_else(PoisonError::into_inner);
         if !lent.contains(agreed) {
@@ -173,12 +172,12 @@ impl Secrets {
         }
     }
 
-    /// Changes whenever [`masks`](Self::masks) may.
+    /// Returns a number that changes whenever [`masks`](Self::masks) may change.
     pub(super) fn version(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// What a target must not bring back. `None`: nothing was given to anybody.
+    /// Returns the texts that a target must not send back. `None` if no secret was sent.
     pub(super) fn masks(&self, target: &Target, is_encrypted: bool) -> Option<Masks> {
         let given = self.given.read().unwrap_or_else(PoisonError::into_inner);
         let (mut known, mut foreign) = (Vec::new(), Vec::new());
@@ -189,13 +188,13 @@ impl Secrets {
         (!given.is_empty()).then(|| Masks::of(&known, &foreign))
     }
 
-    /// Whether a target has a secret that it could bring back.
+    /// Returns whether a target has a secret that it could send back.
     pub(crate) fn may_come_back(&self, target: &Target, is_encrypted: bool) -> bool {
         let given = self.given.read().unwrap_or_else(PoisonError::into_inner);
         given.iter().any(|form| self.is_bound(&self.held[form.secret], target, is_encrypted))
     }
 
-    /// Notes what is about to be given away.
+    /// Records texts that are about to be sent.
     fn give(&self, forms: Vec<GivenForm>) -> Result<(), Stray> {
         let mut given = self.given.write().unwrap_or_else(PoisonError::into_inner);
         for form in forms {
@@ -214,13 +213,13 @@ impl Secrets {
         Ok(())
     }
 
-    /// The secrets that may go to a target, with their places in `held`.
+    /// Returns the secrets that may be sent to a target, with their indexes in `held`.
     fn bound<'a>(&'a self, target: &'a Target, is_encrypted: bool) -> impl Iterator<Item = (usize, &'a Held)> {
         self.held.iter().enumerate().filter(move |(_, secret)| self.is_bound(secret, target, is_encrypted))
     }
 
-    /// Whether a secret may go to a target. Without encryption everybody on the
-    /// way reads it: then only where the entry names the port.
+    /// Returns whether a secret may be sent to a target. Without encryption the network can read
+    /// it, so the entry must name the port.
     fn is_bound(&self, secret: &Held, target: &Target, is_encrypted: bool) -> bool {
         let fits =
             |pattern: &TargetPattern| pattern.names(target) && (is_encrypted || pattern.ports().next().is_some());
@@ -231,19 +230,18 @@ impl Secrets {
         secret.hosts.iter().any(fits) || is_lent()
     }
 
-    /// Whether a request is signed with a placeholder and its body must be known
-    /// to sign it anew.
+    /// Returns whether a request is signed with a placeholder and its body is needed to sign it
+    /// again.
     pub(crate) fn wants_body(&self, request: &Request, target: &Target, is_encrypted: bool) -> bool {
         let signs = self.bound(target, is_encrypted).any(|(_, secret)| secret.kind == SecretKind::Aws);
         signs && Signed::of(request).is_some() && !aws::tells_payload(request)
     }
 
-    /// Puts in what belongs into a request. `body`: what
-    /// [`wants_body`](Self::wants_body) asked for.
+    /// Injects the secrets of a request. `body`: the body that [`wants_body`](Self::wants_body)
+    /// asked for.
     ///
     /// # Errors
-    /// Which secret or placeholder is on its way where it may not go; the request
-    /// is as it was.
+    /// [`Stray`] with a secret or placeholder that may not be sent there; the request is unchanged.
     pub(crate) fn put_in(
         &self,
         request: &mut Request,
@@ -282,7 +280,7 @@ impl Secrets {
         Ok(())
     }
 
-    /// The signature of a request, where it was made with a placeholder.
+    /// Returns the signature of a request, if it was made with a placeholder.
     fn signed<'a>(
         &'a self,
         request: &Request,
@@ -314,8 +312,8 @@ impl Secrets {
         Stray::for_good(format!("the secret `{name}` itself is on its way to {target}, which no grant allows"))
     }
 
-    /// What is said of a placeholder that was found. `is_use`: it stands where
-    /// the secret would be put in, or where nothing is put in and it may pass.
+    /// Returns the error for a found placeholder. `is_use`: the placeholder is where the secret
+    /// would be injected, or where nothing is injected and it may pass.
     fn misplaced(&self, at: usize, target: &Target, is_encrypted: bool, is_use: bool) -> Stray {
         let secret = &self.held[at];
         let name = &secret.name;
@@ -335,7 +333,7 @@ impl Secrets {
         }
     }
 
-    /// Whether all that stands for a secret in a head is where that is put in.
+    /// Returns whether every placeholder in a head is at a position where the secret is injected.
     fn is_all_use(&self, at: usize, request: &Request) -> bool {
         let secret = &self.held[at];
         let mut put = request.clone();
@@ -347,8 +345,7 @@ impl Secrets {
         self.find(&put, &Words::new([secret.placeholder.as_bytes()])).is_none()
     }
 
-    /// Which of these words stands in a head, also where it is part of what was
-    /// encoded.
+    /// Returns which of these words a head contains, also in encoded text.
     fn find(&self, request: &Request, words: &Words) -> Option<usize> {
         let fields = || request.fields.iter();
         let plain = words.find(request.target.as_bytes()).or_else(|| words.find(request.method.as_bytes()));
@@ -378,7 +375,7 @@ impl Secrets {
     }
 }
 
-/// The word before basic credentials, and what they say.
+/// Returns the scheme of basic credentials, and their decoded text.
 fn basic(value: &[u8]) -> Option<(&[u8], Vec<u8>)> {
     let at = value.iter().position(|byte| *byte == b' ')?;
     let (scheme, rest) = value.split_at(at);
@@ -388,7 +385,7 @@ fn basic(value: &[u8]) -> Option<(&[u8], Vec<u8>)> {
 }
 
 impl Held {
-    /// The field's value with the secret in it; `None`: it does not belong there.
+    /// Returns the field's value with the secret injected; `None` if it does not belong there.
     fn put_in(&self, field: &Field) -> Option<Vec<u8>> {
         let is = |name: &str| field.name.eq_ignore_ascii_case(name);
         let word = self.placeholder.as_bytes();

@@ -1,6 +1,7 @@
-//! Whom the door trusts outside, and how programs inside are told whom to trust.
+//! Certificates that the egress proxy trusts for outgoing connections, and variables that make
+//! programs in the sandbox trust its authority.
 //!
-//! Must not know: requests.
+//! This module must not depend on requests.
 
 use std::sync::Arc;
 
@@ -11,11 +12,10 @@ use rustls::{ClientConfig, RootCertStore};
 
 use super::EdgeError;
 
-/// Variables that name a file of trusted certificates in PEM. With the path of
-/// [`Edge::bundle_pem`](super::Edge::bundle_pem) in each, the programs beside
-/// them believe what the door opened. Java reads none of them: it wants a store
-/// of its own kind, made with `keytool -importcert` from
-/// [`Edge::authority_pem`](super::Edge::authority_pem), in
+/// Variables that name a file of trusted certificates in PEM, with the programs that read them. If
+/// they contain the path of [`Edge::bundle_pem`](super::Edge::bundle_pem), those programs accept
+/// intercepted traffic. Java reads none of them. It needs a store of its own format, made with
+/// `keytool -importcert` from [`Edge::authority_pem`](super::Edge::authority_pem), in
 /// `-Djavax.net.ssl.trustStore`.
 pub const TRUST_VARIABLES: &[(&str, &str)] = &[
     ("SSL_CERT_FILE", "OpenSSL and what is built on it, Go, Ruby, uv, rustls-native-certs"),
@@ -35,13 +35,13 @@ pub const TRUST_VARIABLES: &[(&str, &str)] = &[
     ("HEX_CACERTS_PATH", "Elixir and Erlang"),
 ];
 
-/// Whom the door trusts where it opens encrypted traffic.
+/// Roots that the egress proxy trusts when it intercepts encrypted traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
-    /// Whom the host trusts.
+    /// The host's roots.
     #[default]
     System,
-    /// These certificates alone, in PEM.
+    /// Only these certificates, in PEM.
     Pem(String),
 }
 
@@ -60,7 +60,7 @@ impl Trust {
     }
 }
 
-/// How the door connects outside. HTTP/1.1 alone is read.
+/// Returns the TLS configuration for outgoing connections. Only HTTP/1.1 is parsed.
 pub(super) fn outside(roots: Vec<CertificateDer<'static>>) -> Result<Arc<ClientConfig>, EdgeError> {
     let mut store = RootCertStore::empty();
     let (added, _) = store.add_parsable_certificates(roots);
@@ -80,14 +80,14 @@ pub(super) fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
-/// Everybody whom the host trusts, and the authority.
+/// Returns all roots of the host, and the authority.
 pub(super) fn bundle(roots: &[CertificateDer<'_>], authority: &str) -> String {
     let mut text: String = roots.iter().map(|root| pem(root)).collect();
     text.push_str(authority);
     text
 }
 
-/// A certificate as text (RFC 7468).
+/// Encodes a certificate as text (RFC 7468).
 pub(super) fn pem(certificate: &[u8]) -> String {
     let letters = BASE64.encode(certificate);
     let mut text = String::from("-----BEGIN CERTIFICATE-----\n");

@@ -1,6 +1,6 @@
-//! A value that is read on the host and shows itself to nobody.
+//! Value that is read on the host and never printed.
 //!
-//! Must not know: what it is for.
+//! This module must not depend on the use of the value.
 
 use std::fmt;
 use std::fs::File;
@@ -29,11 +29,11 @@ impl Value {
         &self.0
     }
 
-    /// Reads it. One line feed at the end of a file is not part of it.
+    /// Reads the value. One line feed at the end of a file is not part of it.
     ///
     /// # Errors
-    /// By its name: it is not there, it is shorter than `shortest` bytes or too
-    /// long, it holds control bytes.
+    /// [`EdgeError`] with the name if the value is missing, is shorter than `shortest` bytes or too
+    /// long, or contains control bytes.
     pub(super) fn read(name: &str, from: &SecretSource, shortest: usize) -> Result<Self, EdgeError> {
         let fail = |why: String| EdgeError::Secret { name: name.to_owned(), why };
         let value = match from {
@@ -62,8 +62,8 @@ impl Value {
     }
 }
 
-/// As much of a file as is looked at. Opening a pipe would wait for its other
-/// end, perhaps for ever.
+/// Reads as much of a file as is needed. Opens without blocking, because the open of a pipe could
+/// wait for its other end forever.
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
     if !file.metadata()?.is_file() {

@@ -1,7 +1,6 @@
-//! Whether one request may be made where it is known to whom it goes, and what is
-//! put into it on its way.
+//! Decides whether one request may be sent to a known target, and injects its secrets.
 //!
-//! Must not know: what carries it.
+//! This module must not depend on the transport of the request.
 
 use std::time::Duration;
 
@@ -16,16 +15,16 @@ use crate::door::Shared;
 use crate::edge::Stray;
 use crate::seam::{Judgement, Wanted, Who};
 
-/// Longest body that is read before its request is signed anew.
+/// Longest body that is read before its request is signed again.
 const SIGNED_BODY_MAX: u64 = 8 << 20;
-/// Most of a path that is written into the record.
+/// Longest part of a path in the audit log.
 const SHOWN_PATH: usize = 512;
 
 /// Fields that some servers read instead of the method or the path.
 const OVERRIDES: &[&str] =
     &["X-HTTP-Method", "X-HTTP-Method-Override", "X-Method-Override", "X-Original-URL", "X-Rewrite-URL"];
 
-/// Whether somebody was asked about a request.
+/// Flag that a question about the request may have delayed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waited {
     No,
@@ -38,7 +37,7 @@ impl Waited {
     }
 }
 
-/// Where a request goes and whose it is.
+/// Target of a request, and its sender.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked<'a> {
     pub(crate) shared: &'a Shared,
@@ -48,7 +47,7 @@ pub(crate) struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// Counts a request.
+    /// Counts a request against the limit.
     pub(crate) fn count(&self) -> Result<(), Refusal> {
         self.shared.meter.request().map_err(|reached| {
             crate::session::limit(self.shared, self.target, self.who, reached);
@@ -56,14 +55,14 @@ impl Asked<'_> {
         })
     }
 
-    /// Refuses a request for another protocol where requests are read: after it nothing
-    /// would hold the program to rules about requests.
+    /// Refuses an upgrade to another protocol if requests are checked. After the upgrade, the rules
+    /// about requests could not be enforced.
     pub(crate) fn check_upgrade(&self, request: &Request) -> Result<(), Refusal> {
         let rules = &self.shared.rules;
         let asks = values(&request.fields, "upgrade").next().is_some()
             || values(&request.fields, "http2-settings").next().is_some()
             || has_word(&request.fields, "connection", "upgrade");
-        // Rules hold for plain HTTP to a host of `inspect.except` as well.
+        // Rules also apply to plain HTTP to a host of `inspect.except`.
         let is_read = rules.inspects(self.target) || rules.inspect.has_rules(self.target);
         if !asks || !is_read || rules.inspect.upgrades(self.target) {
             return Ok(());
@@ -74,8 +73,8 @@ impl Asked<'_> {
         Err(Refusal::new(403, rule))
     }
 
-    /// Holds a request to the rules, and puts in what belongs into it. A secret
-    /// on its way where its hosts do not lead is asked about; the request waits.
+    /// Applies the rules to a request and injects its secrets. If a secret would be sent to a host
+    /// that it is not bound to, the request waits for an approval.
     pub(crate) async fn admit<R: AsyncRead + Unpin>(
         &self,
         request: &mut Request,
@@ -93,7 +92,7 @@ impl Asked<'_> {
             let body = if is_wanted { whole_body(request, body).await? } else { &[] };
             match secrets.put_in(request, self.target, self.is_encrypted, body) {
                 Ok(()) => {
-                    // A secret cannot be seen in what comes back packed.
+                    // Compressed data could hide a secret.
                     if secrets.may_come_back(self.target, self.is_encrypted) {
                         request.set("Accept-Encoding", "identity");
                     }
@@ -104,8 +103,8 @@ impl Asked<'_> {
         }
     }
 
-    /// Has somebody agree to what a request does outside, where that is known to be more than
-    /// reaching a host. Tells whether it may have waited for that.
+    /// Asks for approval of the request's effect outside, if it is known to do more than reach a
+    /// host. Returns whether the request may have waited for that.
     async fn consent(&self, request: &Request) -> Result<bool, Refusal> {
         let Some((effect, message)) = super::effects::of(self.target, &request.method, &request.target) else {
             return Ok(false);
@@ -117,9 +116,8 @@ impl Asked<'_> {
         }
     }
 
-    /// Has a secret go to this target from here on, if somebody agrees. What was
-    /// agreed to for this request already, and changed nothing, is not asked
-    /// about again.
+    /// Permits a secret for this target from now on, if that is approved. A use that was approved
+    /// for this request already, without effect, is not requested again.
     async fn lend(&self, stray: Stray, lent: &[SecretUse]) -> Result<SecretUse, Refusal> {
         let Some(secret) = stray.secret.filter(|secret| !lent.contains(secret)) else {
             self.shared.events.denied(Operation::Secret, self.target.to_string(), self.who, &stray.rule, None);
@@ -135,8 +133,8 @@ impl Asked<'_> {
         }
     }
 
-    /// Refuses what was agreed to too late: the server did not wait as long as
-    /// the program did. The next request is not asked about.
+    /// Refuses a request if its approval came too late and the server has closed the connection.
+    /// The next request needs no question.
     pub(crate) async fn still_there<R: AsyncRead + Unpin>(
         &self,
         admitted: Result<Waited, Refusal>,
@@ -151,8 +149,8 @@ impl Asked<'_> {
         if is_gone { Err(Refusal::new(503, late())) } else { Ok(()) }
     }
 
-    /// The request in words of a rule, without what follows `?`: secrets stand
-    /// there too often.
+    /// Returns the request in the words of a rule, without the query after `?`, because queries
+    /// often contain secrets.
     fn shown(&self, request: &Request) -> String {
         let path = request.target.split('?').next().unwrap_or_default();
         let path: String = RawText::from(path.as_bytes()).escaped().chars().take(SHOWN_PATH).collect();
@@ -169,7 +167,7 @@ impl Asked<'_> {
         let rule = |is_encrypted| inspect.rule(is_encrypted, target, &request.method, &request.target);
         match rule(self.is_encrypted) {
             RequestRuling::Allowed(_) => Ok(()),
-            // Rules about the other form would be walked around.
+            // Otherwise the other scheme would bypass the rules.
             RequestRuling::Unruled if rule(!self.is_encrypted) == RequestRuling::Unruled => Ok(()),
             RequestRuling::Unruled => {
                 Err("the rules about requests to this port are for the other of http, https".into())

@@ -1,7 +1,7 @@
-//! Plain HTTP on a connection to a name: every request on it must be for that
-//! name, whatever its Host field or its target says.
+//! Plain HTTP on a connection to a name. Every request on it must be for that name, whatever its
+//! Host field or its target contains.
 //!
-//! Must not know: how the connection came about.
+//! This module must not depend on how the connection was made.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use crate::edge::Guard;
 use crate::relay::{Broken, Way};
 use crate::session::Session;
 
-/// Fields that the door may add to a request: Host and Accept-Encoding. With them too
-/// a head must be one that is read.
+/// Number of fields that the egress proxy may add to a request: Host and Accept-Encoding. A head
+/// must stay within the limit with them.
 const FIELDS_ADDED: usize = 2;
 
-/// A host and perhaps a port, as in a Host field.
+/// Parses a host and an optional port, as in a Host field.
 pub(crate) fn authority(text: &str) -> Option<(Host, Option<u16>)> {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, Some(port)),
@@ -39,7 +39,7 @@ pub(crate) fn authority(text: &str) -> Option<(Host, Option<u16>)> {
     Some((host.parse().ok()?, port))
 }
 
-/// The authority and the rest of an absolute `http://` target.
+/// Splits an absolute `http://` target into the authority and the rest.
 pub(crate) fn absolute(target: &str) -> Option<(&str, String)> {
     let (scheme, rest) = target.split_at_checked(7)?;
     if !scheme.eq_ignore_ascii_case("http://") {
@@ -51,8 +51,8 @@ pub(crate) fn absolute(target: &str) -> Option<(&str, String)> {
     Some((authority, path))
 }
 
-/// Makes sure that a request is for this target and nobody else. Where an address
-/// `serves_all`, it may be for whatever name.
+/// Checks that a request is for exactly this target. If an address `serves_all`, the request may be
+/// for any name.
 pub(crate) fn check(request: &mut Request, target: &Target, serves_all: bool) -> Result<(), Refusal> {
     let elsewhere = |what: &str| {
         Refusal::new(403, format!("a request on a connection to {target} is for {}", what.escape_default()))
@@ -89,7 +89,7 @@ pub(crate) fn check(request: &mut Request, target: &Target, serves_all: bool) ->
             None => return Err(Refusal::new(400, "the Host field holds no host")),
         },
     }
-    // Requests could not be read any more after a change to these.
+    // After an upgrade to one of these, requests could not be parsed.
     let unreadable = |field: &[u8]| [&b"h2c"[..], b"http/", b"tls/"].iter().any(|p| starts_with(field, p));
     if values(&request.fields, "upgrade").flat_map(|v| v.split(|b| *b == b',')).any(|v| unreadable(v.trim_ascii())) {
         request.remove("Upgrade");
@@ -106,7 +106,7 @@ fn starts_with(text: &[u8], start: &[u8]) -> bool {
     text.get(..start.len()).is_some_and(|head| head.eq_ignore_ascii_case(start))
 }
 
-/// A target as a Host field says it.
+/// Returns a target in the form of a Host field.
 pub(crate) fn host_field(target: &Target, default_port: u16) -> String {
     let text = target.to_string();
     match text.strip_suffix(&format!(":{default_port}")) {
@@ -137,7 +137,7 @@ pub(crate) async fn serve<CR, CW, UR, UW>(
     loop {
         let head = tokio::select! {
             head = client.reader.head(QUIET_TIME) => head,
-            // Nothing is due from the server: it closed, mostly.
+            // No answer is pending: the server usually closed the connection.
             _ = server.reader.fill() => return session.ended(Ok(())),
         };
         let next = match head {
@@ -161,11 +161,11 @@ pub(crate) async fn serve<CR, CW, UR, UW>(
     }
 }
 
-/// Why a connection for requests ends.
+/// Reason for the end of a connection for requests.
 pub(crate) enum Fault {
-    /// The client is told.
+    /// The client gets an answer.
     Refused(Refusal),
-    /// There is nobody to tell.
+    /// The client cannot get an answer.
     Broken(Broken),
 }
 
@@ -194,7 +194,7 @@ where
 {
     let mut request = Request::parse(head).map_err(|why| Fault::of(why.into()))?;
     asked.count().map_err(Fault::Refused)?;
-    // Who agreed to an address agreed to all it serves.
+    // Approval of an address includes every name that it serves.
     let serves_all = asked.target.host.name().is_none() && !asked.shared.rules.inspects(asked.target);
     check(&mut request, asked.target, serves_all).map_err(|refusal| {
         if refusal.status == 403 {
@@ -207,7 +207,7 @@ where
     let admitted = asked.admit(&mut request, &mut client.reader).await;
     asked.still_there(admitted, &mut server.reader).await.map_err(Fault::Refused)?;
     exchange(client, server, &request, way).await.map_err(|trouble| match trouble {
-        // An answer may have begun: nothing can be put in its place.
+        // The answer may have begun, so that no other can be sent.
         Trouble::Malformed(why) => {
             Fault::Broken(Broken::Reset(std::io::Error::new(std::io::ErrorKind::InvalidData, why)))
         }

@@ -1,13 +1,14 @@
-//! Requests that do something outside which nobody takes back: a package that is published, an
-//! account that is changed. They are asked about whatever was granted, where they are seen at
-//! all: over plain HTTP, and where traffic is looked into.
+//! Requests with an irreversible effect outside: for example, a package is published or an account
+//! is changed. They need an approval whatever was granted, if the egress proxy can read them: over
+//! plain HTTP, and if traffic is intercepted.
 //!
-//! The codes are those of `knowledge/impacts.toml` of the classifier, so that a yes to a command
-//! is one to its requests. Advice, no wall: a server may take the same by another path.
+//! The codes are those of the classifier's `knowledge/impacts.toml`, so that an approval of a
+//! command includes its requests. The list is advice and no protection: a server may accept the
+//! same request at another path.
 
 use stockade_model::{EffectUse, Target, text_matches};
 
-/// What such requests look like. In a path and a host `*` is any text.
+/// Pattern of such requests. In a path and a host, `*` matches any text.
 struct Known {
     methods: &'static [&'static str],
     hosts: &'static [&'static str],
@@ -19,8 +20,8 @@ struct Known {
 const ANY: &[&str] = &["*"];
 const WRITES: &[&str] = &["POST", "PUT", "PATCH", "DELETE"];
 
-/// Sources: the API pages of each service; of images the distribution specification of the OCI;
-/// of clusters the API of Kubernetes; of crates the web API of cargo's registries.
+/// Sources: the API pages of each service; the distribution specification of the OCI (images); the
+/// API of Kubernetes (clusters); the web API of cargo's registries (crates).
 const KNOWN: &[Known] = &[
     Known {
         methods: &["PUT", "DELETE"],
@@ -101,7 +102,7 @@ const KNOWN: &[Known] = &[
     },
 ];
 
-/// What a request does outside, and one sentence of it. `path` is as it stands in the request.
+/// Returns the effect of a request, with a one-sentence description. `path` is as in the request.
 pub(super) fn of(target: &Target, method: &str, path: &str) -> Option<(EffectUse, &'static str)> {
     let host = target.host.to_string().to_ascii_lowercase();
     let path = path.split(['?', '#']).next().unwrap_or_default().to_ascii_lowercase();

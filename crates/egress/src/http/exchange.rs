@@ -1,6 +1,6 @@
-//! One request sent on and its answer brought back, whatever carries them.
+//! Forwards one request and returns its answer, on any transport.
 //!
-//! Must not know: whether the request may be made.
+//! This module must not decide whether the request is permitted.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -16,35 +16,34 @@ use super::stream::{Reader, Trouble};
 use crate::limits::Direction;
 use crate::relay::{Broken, Way};
 
-/// How long an answer may take once the client has closed its side, or the
-/// server has stopped reading.
+/// Time-out for an answer after the client closed its side, or the server stopped reading.
 const LAST_WAIT: Duration = Duration::from_secs(60);
-/// How long an answer may take otherwise; a long poll is shorter.
+/// Time-out for an answer otherwise; a long poll is shorter.
 const ANSWER_TIME: Duration = Duration::from_secs(3600);
 
-/// What comes after an exchange.
+/// Next step after an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum After {
-    /// The next request may come.
+    /// The next request may follow.
     Next,
     /// The connection ends.
     Close,
-    /// Both sides agreed on another protocol.
+    /// Both sides switched to another protocol.
     Tunnel,
 }
 
-/// Both ways of one side.
+/// Both directions of one side.
 #[derive(Debug)]
 pub(crate) struct Side<R, W> {
     pub(crate) reader: Reader<R>,
     pub(crate) writer: W,
 }
 
-/// What is answered where the door answers.
+/// Answer of the egress proxy itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: u16,
-    /// What happened, for the person who reads it.
+    /// Explanation for the person who reads it.
     pub(crate) text: String,
 }
 
@@ -53,13 +52,13 @@ impl Refusal {
         Self { status, text: text.into() }
     }
 
-    /// 403, and what would let it pass, if anything.
+    /// Creates a 403 answer, with the grant that would permit the request, if any.
     pub(crate) fn lacking(text: &str, grant: Option<&Grant>) -> Self {
         let hint = grant.map(|grant| format!("\nhint: it needs the grant `{grant}`")).unwrap_or_default();
         Self::new(403, format!("{text}{hint}"))
     }
 
-    /// A whole answer, after which the connection ends.
+    /// Returns a complete answer, after which the connection ends.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let reason = match self.status {
             400 => "Bad Request",
@@ -82,7 +81,7 @@ impl Refusal {
         [head.into_bytes(), body.into_bytes()].concat()
     }
 
-    /// Sends it; whoever does not take it in ten seconds goes without.
+    /// Sends the answer. Gives up after ten seconds.
     pub(crate) async fn send<W: AsyncWrite + Unpin>(&self, to: &mut W) {
         let write = async {
             to.write_all(&self.bytes()).await?;
@@ -92,8 +91,7 @@ impl Refusal {
     }
 }
 
-/// The refusal that a fault of the client's message deserves; `None` where there
-/// is nobody to tell.
+/// Returns the refusal for an error in the client's message; `None` if the client cannot get one.
 pub(crate) fn refusal_of(trouble: &Trouble) -> Option<Refusal> {
     match trouble {
         Trouble::Malformed(why @ ("the head is too long" | "the head has too many fields")) => {
@@ -105,7 +103,7 @@ pub(crate) fn refusal_of(trouble: &Trouble) -> Option<Refusal> {
     }
 }
 
-/// Sends a request on and brings its answer back.
+/// Forwards a request and returns its answer.
 pub(crate) async fn exchange<CR, CW, UR, UW>(
     client: &mut Side<CR, CW>,
     server: &mut Side<UR, UW>,
@@ -131,8 +129,8 @@ where
             biased;
             answered = &mut download => answered?,
             failed = &mut upload => match failed {
-                // The server may have answered before it stopped reading; once all
-                // is sent it is the client that is gone.
+                // The server may have answered before it stopped reading. If all is sent, the
+                // client is gone instead.
                 Err(Trouble::Broken(Broken::Reset(_))) if !is_sent.load(Ordering::Relaxed) => {
                     timeout(LAST_WAIT, download).await.map_err(|_| Trouble::Slow)??
                 }
@@ -148,7 +146,7 @@ where
     Ok(if kept { After::Next } else { After::Close })
 }
 
-/// Sends the body, then watches whether the client goes away.
+/// Sends the body, then watches for the client's disconnect.
 async fn upload<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     client: &mut Reader<R>,
     server: &mut W,
@@ -169,7 +167,7 @@ async fn upload<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     }
 }
 
-/// Brings the answer, and those before it that only say "go on".
+/// Forwards the answer, and the interim answers before it (such as "100 Continue").
 async fn download<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     server: &mut Reader<R>,
     client: &mut W,
@@ -198,7 +196,7 @@ async fn download<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     }
 }
 
-/// Carries another protocol until both sides have closed.
+/// Relays another protocol until both sides have closed.
 pub(crate) async fn tunnel<CR, CW, UR, UW>(
     client: &mut Side<CR, CW>,
     server: &mut Side<UR, UW>,

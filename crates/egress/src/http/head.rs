@@ -1,7 +1,7 @@
-//! Heads of HTTP/1 messages. Anything that two readers could read differently is
-//! refused: bare line feeds, folded lines, two lengths, two hosts.
+//! Heads of HTTP/1 messages. Anything that two parsers could read differently is refused: bare line
+//! feeds, folded lines, two lengths, two hosts.
 //!
-//! Must not know: sockets, targets.
+//! This module must not depend on sockets or targets.
 //!
 //! Facts: RFC 9110 and RFC 9112.
 
@@ -10,62 +10,62 @@ pub const HEAD_MAX: usize = 64 << 10;
 /// Most fields of a head.
 pub const FIELDS_MAX: usize = 128;
 
-/// A field of a head, as it was sent.
+/// Field of a head, as it was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Its name, in the case it came in.
+    /// Name, with the case that was received.
     pub name: String,
-    /// Its value, without blanks around it.
+    /// Value, without spaces around it.
     pub value: Vec<u8>,
 }
 
-/// How long a body is.
+/// Framing of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// There is none.
+    /// No body.
     None,
-    /// So many bytes.
+    /// This many bytes.
     Length(u64),
-    /// In chunks.
+    /// Chunks.
     Chunked,
     /// Until the connection is closed; answers only.
     UntilClose,
 }
 
-/// The head of a request.
+/// Head of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The method.
     pub method: String,
-    /// What is asked for, as it was written.
+    /// The request target, as it was written.
     pub target: String,
     /// 0 or 1, of `HTTP/1.x`.
     pub minor: u8,
     /// The fields in their order.
     pub fields: Vec<Field>,
-    /// How long the body is.
+    /// Framing of the body.
     pub framing: Framing,
 }
 
-/// The head of an answer.
+/// Head of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     /// 0 or 1, of `HTTP/1.x`.
     pub minor: u8,
     /// The status.
     pub status: u16,
-    /// The words beside it.
+    /// The reason phrase.
     pub reason: String,
     /// The fields in their order.
     pub fields: Vec<Field>,
-    /// How long the body is.
+    /// Framing of the body.
     pub framing: Framing,
 }
 
-/// Where the head that `bytes` begin with ends. `Ok(None)`: not yet there.
+/// Returns the end of the head at the start of `bytes`. `Ok(None)` if it is incomplete.
 ///
 /// # Errors
-/// Why it can be none.
+/// The reason if the bytes cannot be a head.
 pub fn end_of_head(bytes: &[u8]) -> Result<Option<usize>, &'static str> {
     let mut line_start = 0;
     for (at, &byte) in bytes.iter().enumerate().take(HEAD_MAX) {
@@ -86,19 +86,18 @@ fn fields_of(headers: &[httparse::Header<'_>]) -> Vec<Field> {
     headers.iter().map(|h| Field { name: h.name.to_owned(), value: h.value.to_vec() }).collect()
 }
 
-/// All values of a field.
+/// Returns all values of a field.
 pub fn values<'a>(fields: &'a [Field], name: &str) -> impl Iterator<Item = &'a [u8]> {
     fields.iter().filter(move |f| f.name.eq_ignore_ascii_case(name)).map(|f| f.value.as_slice())
 }
 
-/// Whether a field that is a list of words holds this one.
+/// Returns whether a field with a list of words contains this word.
 pub fn has_word(fields: &[Field], name: &str, word: &str) -> bool {
     let words = values(fields, name).flat_map(|v| v.split(|b| *b == b','));
     words.map(<[u8]>::trim_ascii).any(|w| w.eq_ignore_ascii_case(word.as_bytes()))
 }
 
-/// Fields that say where a message ends, where it goes, what it asks for or in which
-/// protocol the next one is.
+/// Fields that determine the end, the target, the purpose or the next protocol of a message.
 const GUARDED_FIELDS: &[&str] = &[
     "authorization",
     "connection",
@@ -120,15 +119,15 @@ const GUARDED_FIELDS: &[&str] = &[
     "x-rewrite-url",
 ];
 
-/// Whether some servers take a field of this name for another one: gateways to programs
-/// (CGI and its like) make the same variable of `_`, `.` and `-`.
+/// Returns whether some servers take a field of this name for another one. Gateways to programs
+/// (CGI and similar) make the same variable of `_`, `.` and `-`.
 fn is_misspelt(name: &str) -> bool {
     let letter = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     let read: String = name.chars().map(letter).collect();
     GUARDED_FIELDS.contains(&read.as_str()) && !read.eq_ignore_ascii_case(name)
 }
 
-/// The length that the fields tell; both kinds of it, or one twice, is refused.
+/// Returns the length in the fields. Both kinds of length, or one of them twice, are refused.
 fn told_length(fields: &[Field], minor: u8) -> Result<Option<Framing>, &'static str> {
     let mut lengths = values(fields, "content-length");
     let mut codings = values(fields, "transfer-encoding");
@@ -148,10 +147,10 @@ fn told_length(fields: &[Field], minor: u8) -> Result<Option<Framing>, &'static 
 }
 
 impl Request {
-    /// Reads a whole head, as [`end_of_head`] found it.
+    /// Parses a complete head, as found by [`end_of_head`].
     ///
     /// # Errors
-    /// Why it is none.
+    /// The reason if it is invalid.
     pub fn parse(head: &[u8]) -> Result<Self, &'static str> {
         let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
         let mut parsed = httparse::Request::new(&mut headers);
@@ -178,24 +177,24 @@ impl Request {
         Ok(Self { method: method.to_owned(), target: target.to_owned(), minor, fields, framing })
     }
 
-    /// The head as it is sent on.
+    /// Returns the head to forward.
     pub fn bytes(&self) -> Vec<u8> {
         let line = format!("{} {} HTTP/1.{}\r\n", self.method, self.target, self.minor);
         written(line, &self.fields)
     }
 
-    /// Whether the client will ask for more on this connection.
+    /// Returns whether the client keeps the connection open for further requests.
     pub fn is_kept(&self) -> bool {
         is_kept(self.minor, &self.fields)
     }
 
-    /// Replaces a field, wherever it stands, or adds it in front.
+    /// Replaces a field at any position, or adds it at the front.
     pub fn set(&mut self, name: &str, value: &str) {
         self.remove(name);
         self.fields.insert(0, Field { name: name.to_owned(), value: value.into() });
     }
 
-    /// Takes words out of a field that is a list of them; an empty field is removed.
+    /// Removes words from a field with a list; removes a field that becomes empty.
     pub fn remove_words(&mut self, name: &str, words: &[&str]) {
         let is_kept = |word: &&[u8]| {
             let word = word.trim_ascii();
@@ -208,17 +207,17 @@ impl Request {
         self.fields.retain(|field| !field.value.is_empty() || !field.name.eq_ignore_ascii_case(name));
     }
 
-    /// Takes a field away.
+    /// Removes a field.
     pub fn remove(&mut self, name: &str) {
         self.fields.retain(|f| !f.name.eq_ignore_ascii_case(name));
     }
 }
 
 impl Response {
-    /// Reads a whole head of an answer to a request with this method.
+    /// Parses a complete head of an answer to a request with this method.
     ///
     /// # Errors
-    /// Why it is none.
+    /// The reason if it is invalid.
     pub fn parse(head: &[u8], method: &str) -> Result<Self, &'static str> {
         let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
         let mut parsed = httparse::Response::new(&mut headers);
@@ -239,8 +238,8 @@ impl Response {
         Ok(Self { minor, status, reason, fields, framing })
     }
 
-    /// The head as it is sent on, after a change of each part that does not say where
-    /// the body ends. The change keeps lengths.
+    /// Returns the head to forward, with `change` applied to each part that does not determine the
+    /// end of the body. The change keeps lengths.
     pub fn bytes_with(&self, change: impl Fn(&mut [u8])) -> Vec<u8> {
         let mut reason = self.reason.clone().into_bytes();
         change(&mut reason);
@@ -259,13 +258,13 @@ impl Response {
         out
     }
 
-    /// Whether the server will answer more on this connection.
+    /// Returns whether the server keeps the connection open for further answers.
     pub fn is_kept(&self) -> bool {
         self.framing != Framing::UntilClose && is_kept(self.minor, &self.fields)
     }
 }
 
-/// Whether the reader of an answer finds its end by this field.
+/// Returns whether the reader of an answer finds its end by this field.
 fn says_length(field: &Field) -> bool {
     let is = |name: &str| field.name.eq_ignore_ascii_case(name);
     let has_digits = !field.value.is_empty() && field.value.iter().all(u8::is_ascii_digit);
@@ -291,11 +290,11 @@ fn written(line: String, fields: &[Field]) -> Vec<u8> {
     out
 }
 
-/// Checks the fields that follow a body in chunks, as `head` without its first
-/// line: none of them may say where a message begins, ends or goes.
+/// Checks the fields after a chunked body, which are a head without its first line. None of them
+/// may determine the start, the end or the target of a message.
 ///
 /// # Errors
-/// Why they are refused.
+/// The reason for the refusal.
 pub fn check_trailer(lines: &[u8]) -> Result<(), &'static str> {
     let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
     match httparse::parse_headers(lines, &mut headers) {
@@ -418,7 +417,7 @@ mod tests {
             String::from_utf8(changed).unwrap(),
             "HTTP/1.1 200 *******\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n*: *\r\n\r\n"
         );
-        // Beside a body that is not there these fields may hold anything.
+        // If there is no body, these fields can have any content.
         let answer = Response::parse(b"HTTP/1.1 204 No\r\nContent-Length: a secret\r\n\r\n", "GET").unwrap();
         assert!(!String::from_utf8(answer.bytes_with(|bytes| bytes.fill(b'*'))).unwrap().contains("secret"));
     }

@@ -1,5 +1,4 @@
-//! HTTP/1 as the door reads it: strictly, within bounds, every request on its
-//! own.
+//! HTTP/1 in the egress proxy: parsed strictly, within limits, each request separately.
 
 pub(crate) mod admit;
 pub(crate) mod direct;

@@ -1,7 +1,6 @@
-//! Messages of a stream: heads and bodies, one after the other, with what was
-//! read too much kept for the next.
+//! Messages of a stream: heads and bodies in sequence. Surplus bytes are kept for the next message.
 //!
-//! Must not know: what a request is for.
+//! This module must not depend on the purpose of a request.
 
 use std::io;
 use std::time::Duration;
@@ -14,27 +13,27 @@ use crate::edge::{MaskedStream, StreamKind};
 use crate::limits::Direction;
 use crate::relay::{Broken, Way};
 
-/// How long a head may take from its first byte to its last.
+/// Time-out for a head, from its first byte to its last.
 pub(crate) const HEAD_TIME: Duration = Duration::from_secs(10);
-/// How long a body may take that must be known before its head is sent on.
+/// Time-out for a body that is needed before its head is forwarded.
 const BODY_TIME: Duration = Duration::from_secs(60);
-/// How long a connection may be quiet between requests.
+/// Time-out for a connection without a request.
 pub(crate) const QUIET_TIME: Duration = Duration::from_secs(300);
 /// Bytes of one read of a body.
 const READ: usize = 16 << 10;
-/// Bytes of one read of all else: connections that wait must not hold much.
+/// Bytes of any other read, so that waiting connections use little memory.
 const HEAD_READ: usize = 2 << 10;
-/// Longest line that begins a chunk.
+/// Longest line at the start of a chunk.
 const CHUNK_LINE_MAX: usize = 256;
 
-/// What went wrong with a message.
+/// Error of a message.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// It is not as it must be.
+    /// The message is malformed.
     Malformed(&'static str),
-    /// It took too long.
+    /// The message took too long.
     Slow,
-    /// The connection, or a limit.
+    /// The connection failed, or a limit was reached.
     Broken(Broken),
 }
 
@@ -56,11 +55,11 @@ impl From<&'static str> for Trouble {
     }
 }
 
-/// The reading side of a stream.
+/// Reading side of a stream.
 #[derive(Debug)]
 pub(crate) struct Reader<R> {
     pub(crate) inner: R,
-    /// What was read and not used.
+    /// Bytes that were read and not used.
     pub(crate) held: Vec<u8>,
 }
 
@@ -69,7 +68,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         Self { inner, held }
     }
 
-    /// Reads more; 0 at the end. May be given up without loss.
+    /// Reads more bytes; returns 0 at the end. Cancellation loses no data.
     pub(crate) async fn fill(&mut self) -> io::Result<usize> {
         self.fill_with(HEAD_READ).await
     }
@@ -79,13 +78,13 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         self.inner.read_buf(&mut self.held).await
     }
 
-    /// The next head. `None`: the stream ended before its first byte, or nothing
-    /// came for `quiet`. One empty line before it is passed over (RFC 9112, 2.2).
+    /// Returns the next head. `None` if the stream ended before its first byte, or nothing arrived
+    /// for `quiet`. Skips one empty line before it (RFC 9112, 2.2).
     pub(crate) async fn head(&mut self, quiet: Duration) -> Result<Option<Vec<u8>>, Trouble> {
         while self.held.is_empty() || self.held == b"\r" || self.held == b"\r\n" {
             match timeout(quiet, self.fill()).await {
                 Ok(Ok(0)) | Err(_) => return Ok(None),
-                // Between messages many end TLS without a word.
+                // Between messages, many peers end TLS without a close notification.
                 Ok(Err(e)) if e.kind() == io::ErrorKind::UnexpectedEof && self.held.is_empty() => return Ok(None),
                 Ok(read) => read?,
             };
@@ -107,7 +106,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
     }
 
-    /// Some bytes, at most `most`; none at the end.
+    /// Returns some bytes, at most `most`; empty at the end.
     async fn some(&mut self, most: u64) -> Result<Vec<u8>, Trouble> {
         if self.held.is_empty() {
             self.fill_with(READ).await?;
@@ -116,8 +115,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         Ok(self.held.drain(..count).collect())
     }
 
-    /// Waits until so many bytes of a body are there, and shows them; they are
-    /// read again afterwards.
+    /// Waits for this many bytes of a body and returns them; they are read again afterwards.
     pub(crate) async fn body(&mut self, length: usize) -> Result<&[u8], Trouble> {
         let read = async {
             while self.held.len() < length {
@@ -131,7 +129,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         Ok(&self.held[..length])
     }
 
-    /// One line without its end.
+    /// Reads one line without its end.
     async fn line(&mut self) -> Result<Vec<u8>, Trouble> {
         loop {
             if let Some(at) = self.held.iter().position(|b| *b == b'\n') {
@@ -151,7 +149,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
     }
 
-    /// Copies a body, framed anew.
+    /// Copies a body with new framing.
     pub(crate) async fn copy_body<W: AsyncWrite + Unpin>(
         &mut self,
         to: &mut W,
@@ -209,7 +207,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
     }
 
-    /// The fields after the last chunk, and the empty line.
+    /// Copies the fields after the last chunk, and the empty line.
     async fn copy_trailer<W: AsyncWrite + Unpin>(
         &mut self,
         to: &mut W,
@@ -217,7 +215,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         direction: Direction,
     ) -> Result<(), Trouble> {
         let end = loop {
-            // An empty line at once is the whole of it.
+            // An immediate empty line is the complete trailer.
             let found = if self.held.starts_with(b"\r\n") { Some(2) } else { end_of_head(&self.held)? };
             match found {
                 Some(end) => break end,
@@ -236,7 +234,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         Ok(to.flush().await?)
     }
 
-    /// Copies all there is, as it is, and ends the other side.
+    /// Copies all bytes unchanged, and then closes the other side.
     pub(crate) async fn copy_all<W: AsyncWrite + Unpin>(
         &mut self,
         to: &mut W,
@@ -246,7 +244,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         let mut flow = Flow::new(way, direction, Framing::UntilClose, StreamKind::Relay);
         match self.copy_rest(to, &mut flow).await {
             Err(Trouble::Broken(broken)) => Err(broken),
-            // A body without a form of its own is never out of it.
+            // A body without framing is never malformed.
             Ok(()) | Err(Trouble::Malformed(_) | Trouble::Slow) => {
                 let _ = to.shutdown().await;
                 Ok(())
@@ -255,7 +253,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     }
 }
 
-/// One body on its way: checked, counted, masked and framed.
+/// Body in transit: checked, counted, masked and framed.
 struct Flow<'a> {
     way: &'a Way<'a>,
     direction: Direction,
@@ -270,7 +268,7 @@ impl<'a> Flow<'a> {
         Self { way, direction, is_chunked: framing == Framing::Chunked, masked }
     }
 
-    /// Sends bytes on, but for those that a mask holds back.
+    /// Forwards bytes, except those that a mask holds back.
     async fn pass<W: AsyncWrite + Unpin>(&mut self, to: &mut W, bytes: Vec<u8>) -> Result<(), Trouble> {
         self.way.pass(self.direction, &bytes).await?;
         let ready = match &mut self.masked {
@@ -280,7 +278,7 @@ impl<'a> Flow<'a> {
         self.write(to, &ready).await
     }
 
-    /// Waits for what comes next. What may only be held for a while is sent meanwhile.
+    /// Waits for `next`. Sends bytes meanwhile that may be held for a limited time only.
     async fn wait<W: AsyncWrite + Unpin, T>(
         &mut self,
         to: &mut W,
@@ -318,7 +316,7 @@ impl<'a> Flow<'a> {
     }
 }
 
-/// The size that begins a chunk. What follows `;` is not sent on.
+/// Parses the size at the start of a chunk. The part after `;` is not forwarded.
 fn chunk_size(line: &[u8]) -> Result<u64, &'static str> {
     let digits = line.split(|b| *b == b';').next().unwrap_or_default().trim_ascii_end();
     let hex = !digits.is_empty() && digits.len() <= 15 && digits.iter().all(u8::is_ascii_hexdigit);

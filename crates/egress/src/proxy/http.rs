@@ -1,6 +1,6 @@
-//! The HTTP proxy: CONNECT, and requests in absolute form.
+//! HTTP proxy: CONNECT, and requests in absolute form.
 //!
-//! Must not know: who decides, how a target is dialled.
+//! This module must not depend on the code that decides, or on how a target is dialled.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::session::Session;
 
 type Client = Side<OwnedReadHalf, OwnedWriteHalf>;
 
-/// The server that the last request went to.
+/// Server of the last request.
 struct Open {
     session: Session,
     server: Client,
@@ -79,7 +79,7 @@ fn close(open: Option<Open>) {
     }
 }
 
-/// What a program is told of a target that was not reached.
+/// Returns the answer for a target that was not reached.
 fn refusal_of(target: &Target, unreached: Unreached) -> Refusal {
     match unreached {
         Unreached::Judged { rule, grant } => {
@@ -95,7 +95,7 @@ fn refusal_of(target: &Target, unreached: Unreached) -> Refusal {
     }
 }
 
-/// Opens a tunnel; what goes through it is looked at as on any connection.
+/// Opens a tunnel, whose data is checked like any connection.
 async fn connect(shared: &Arc<Shared>, who: &Who, mut client: Client, request: &Request) {
     let target = match authority(&request.target) {
         Some((host, Some(port))) if request.framing == Framing::None => Target { host, port },
@@ -115,7 +115,7 @@ async fn connect(shared: &Arc<Shared>, who: &Who, mut client: Client, request: &
     }
 }
 
-/// Sends one request on.
+/// Forwards one request.
 async fn one(
     shared: &Arc<Shared>,
     who: &Who,
@@ -138,7 +138,7 @@ async fn one(
     request.remove("Proxy-Connection");
     request.remove("Proxy-Authorization");
     let permitted = match open.take() {
-        // Each request is decided, also where the connection is there already.
+        // Each request needs a decision, also if the connection exists already.
         Some(there) if there.session.target == target => match super::judged(shared, &target, who).await {
             Ok(_) => Ok(there),
             Err(unreached) => {

@@ -1,5 +1,4 @@
-//! Proxies for programs that insist on one: a courtesy. Each request is decided
-//! on its own target.
+//! Proxies for programs that require one. Each request is decided by its own target.
 
 pub(crate) mod http;
 pub(crate) mod socks;
@@ -22,8 +21,8 @@ async fn judged(shared: &Shared, target: &Target, who: &Who) -> Result<Permit, U
     }
 }
 
-/// Who asks for `localhost` means that address, and so does who lets it pass: a name that leads
-/// there by itself may be another's.
+/// Replaces `localhost` by its address, which the client and the approver mean. A name that
+/// resolves to that address may belong to another host.
 fn without_localhost(target: &Target) -> Target {
     match target.host.name().is_some_and(|name| name.as_str() == "localhost") {
         true => Target { host: Host::Address(Ipv4Addr::LOCALHOST.into()), port: target.port },
@@ -31,15 +30,15 @@ fn without_localhost(target: &Target) -> Target {
     }
 }
 
-/// Why a target was not reached.
+/// Reason why a target was not reached.
 enum Unreached {
-    /// Somebody or a rule said no; what would do, if anything.
+    /// A person or a rule refused it; with the grant that would permit it, if any.
     Judged { rule: String, grant: Option<Grant> },
-    /// See [`DialFailure`]; it was told.
+    /// See [`DialFailure`]; it was reported.
     Dialling(DialFailure),
 }
 
-/// Judges and dials a target.
+/// Requests permission for a target and dials it.
 async fn reach(shared: &Arc<Shared>, target: &Target, who: &Who) -> Result<(Session, Dialled), Unreached> {
     let target = &without_localhost(target);
     let permit = judged(shared, target, who).await?;

@@ -1,7 +1,7 @@
-//! The SOCKS proxy: version 5, CONNECT alone, without a password: only this
-//! sandbox reaches it.
+//! SOCKS proxy: version 5, only CONNECT, without a password, because only this sandbox can reach
+//! it.
 //!
-//! Must not know: who decides, how a target is dialled.
+//! This module must not depend on the code that decides, or on how a target is dialled.
 //!
 //! Facts: RFC 1928.
 
@@ -21,38 +21,38 @@ use crate::door::Shared;
 use crate::relay::{Broken, tune};
 use crate::seam::Who;
 
-/// How long a program may take to say what it wants.
+/// Time-out for the request of a program.
 const ASK_TIME: Duration = Duration::from_secs(10);
 
 const VERSION: u8 = 5;
 
-/// The replies that we give (RFC 1928, 6).
+/// Replies of this proxy (RFC 1928, 6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Reply {
     /// Connected.
     Succeeded = 0,
-    /// The name or the message is not as it must be.
+    /// The name or the message is invalid.
     Failure = 1,
-    /// A rule or a person said no.
+    /// A rule or a person refused it.
     NotAllowed = 2,
-    /// No way there, or no such name.
+    /// No route, or no such name.
     Unreachable = 4,
-    /// Nobody listens.
+    /// No listener.
     Refused = 5,
     /// No answer in time.
     Expired = 6,
     /// BIND and UDP.
     NotSupported = 7,
-    /// A kind of address that there is not.
+    /// The address type does not exist.
     AddressKind = 8,
 }
 
-/// Reads the request after the greeting: command, reserved, kind, address, port.
-/// `Ok(None)`: more bytes are needed. The number is how many it took.
+/// Parses the request after the greeting: command, reserved, kind, address, port. `Ok(None)` if
+/// more bytes are needed. The number is the length of the request.
 ///
 /// # Errors
-/// The reply that it deserves.
+/// The reply to send.
 pub fn request(bytes: &[u8]) -> Result<Option<(Target, usize)>, Reply> {
     let [version, command, _, kind, rest @ ..] = bytes else { return Ok(None) };
     if *version != VERSION {
@@ -115,7 +115,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, who: Who, mut inside: TcpStream) 
     }
 }
 
-/// Greets and reads the request. The outer error: the connection.
+/// Reads the greeting and the request. The outer error is that of the connection.
 async fn ask(inside: &mut TcpStream) -> std::io::Result<Result<(Target, Vec<u8>), Reply>> {
     let broken = || std::io::Error::from(std::io::ErrorKind::InvalidData);
     if inside.read_u8().await? != VERSION {

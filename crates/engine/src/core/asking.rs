@@ -1,4 +1,4 @@
-//! Questions: how they are put, who may answer them, how far an answer reaches.
+//! Questions: their order, the source of their answers, and the scope of an answer.
 
 use stockade_model::{
     Answer, Approval, ApprovalMode, Command, Digest, EventKind, Grant, GranularMode, GroupOffer, Question,
@@ -11,21 +11,21 @@ use super::running::BY_PERSON;
 use super::{Memo, Output, Planned};
 use crate::keys::{Namespace, RunBinding, run_approval, run_refusal};
 
-/// What an approver that keeps its own time gets beyond the question's, so that
-/// its word comes first and it can clear its screen.
+/// Time beyond the question's time-out for an approver that keeps its own time. The approver's
+/// answer then arrives first, and the approver can clear its screen.
 const LEEWAY_MS: u64 = 1_500;
-/// The longest power that an approver shows whole. An answer to a longer one reaches this
-/// time only.
+/// Length of the longest power that an approver shows whole. An answer about a longer power has the
+/// scope `once` only.
 const MAX_SHOWN_GRANT_CHARS: usize = 400;
 
-/// A question that waits for its turn.
+/// Question that waits to be put.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
     kind: QuestionKind,
     preset: Option<Preset>,
 }
 
-/// An answer that is there before the question.
+/// Answer that exists before the question is put.
 #[derive(Clone, Copy, Debug)]
 enum Preset {
     Remembered(bool),
@@ -46,23 +46,23 @@ impl Pending {
     }
 }
 
-/// A question that an approver has now.
+/// Question that an approver has now.
 #[derive(Clone, Debug)]
 pub(super) struct Open {
     pub(super) question: Box<Question>,
     pub(super) since_ms: u64,
     pub(super) deadline_ms: u64,
-    /// Whether a reviewer has it, and nobody was asked yet.
+    /// True if a reviewer has the question and the approver does not have it yet.
     pub(super) reviewing: bool,
 }
 
-/// An answer and where it came from.
+/// Answer with its source.
 pub(super) struct Given {
     pub(super) answer: Answer,
     by: String,
     warnings: Vec<String>,
     waited_ms: u64,
-    /// Whether a person gave it to this very question, so that it may be kept.
+    /// True if a person gave the answer to this very question, so that it may be remembered.
     fresh: bool,
 }
 
@@ -71,14 +71,14 @@ impl Given {
         Self { answer, by: by.into(), warnings: Vec::new(), waited_ms: 0, fresh: false }
     }
 
-    /// From an approver, no wider than was offered.
+    /// Creates an answer of an approver, limited to the offered scopes.
     pub(super) fn fresh(answer: Answer, by: String, waited_ms: u64, question: &Question) -> Self {
         Self { answer: limited(answer, question), by, warnings: Vec::new(), waited_ms, fresh: true }
     }
 }
 
 impl Core {
-    /// Puts the next question, or starts the attempt where none is left.
+    /// Puts the next question, or starts the attempt if none is left.
     pub(super) fn put_next(&mut self) {
         while let Some(pending) = self.pending.pop_front() {
             let question = match self.question(pending.kind) {
@@ -103,7 +103,7 @@ impl Core {
         self.start_attempt();
     }
 
-    /// How long a question is waited for.
+    /// Returns the time-out for an answer.
     pub(super) fn question_wait_ms(&self) -> u64 {
         self.config.question_timeout_ms.saturating_add(LEEWAY_MS)
     }
@@ -112,7 +112,7 @@ impl Core {
         self.question_beside(kind, None)
     }
 
-    /// A question that offers a group beside what it is about.
+    /// Creates a question that also offers a group.
     pub(super) fn question_beside(
         &mut self,
         kind: QuestionKind,
@@ -135,8 +135,7 @@ impl Core {
         })
     }
 
-    /// Puts an answer on record that needed no question, outside the line.
-    /// False where that could not be done.
+    /// Records an answer that needed no question, outside the queue. Returns false if that failed.
     pub(super) fn note_without_asking(&mut self, kind: QuestionKind, answer: Answer, by: &str) -> bool {
         let Ok(question) = self.question(kind) else { return false };
         let question = Box::new(question);
@@ -145,15 +144,14 @@ impl Core {
         true
     }
 
-    /// Whether an attempt may hold calls: a rule may give powers, or the mode
-    /// lets somebody be asked, and there is somebody, or an answer that is
-    /// remembered for a number of times. What is remembered for longer is in the
-    /// plan already.
+    /// Returns whether an attempt may hold calls. That needs a rule that may give powers, or a mode
+    /// that permits questions. With such a mode there must be an approver, or an answer remembered
+    /// for a number of uses. Answers with a longer scope are already in the plan.
     pub(super) fn may_hold(&self) -> bool {
         let mode_asks = match self.request.approval_mode {
             ApprovalMode::Never => false,
             ApprovalMode::Granular(classes) => classes.run || classes.filesystem || classes.network || classes.other,
-            // `on-request` asks about effects alone while a command runs.
+            // `on-request` asks only about effects while a command runs.
             ApprovalMode::Untrusted | ApprovalMode::OnFailure | ApprovalMode::OnRequest => true,
         };
         let sandboxed = self.planned.as_ref().is_some_and(|planned| planned.plan.profile.sandboxed);
@@ -167,9 +165,8 @@ impl Core {
         next.or_else(|| self.planned.clone())
     }
 
-    /// Longer scopes are not offered where what would be remembered is
-    /// dangerous by its text or cannot be read as it stands, nor for powers over
-    /// credentials or parts of the system.
+    /// Returns the scopes to offer. Longer scopes are not offered if the remembered text would be
+    /// dangerous or unreadable, nor for powers over credentials or system parts.
     fn scopes(&self, kind: &QuestionKind) -> Vec<Scope> {
         let grants = match kind {
             QuestionKind::Unsandboxed => return vec![Scope::Once],
@@ -182,12 +179,12 @@ impl Core {
                 Command::Argv(argv) => argv.iter().any(|arg| !is_plain(arg)),
                 Command::Script(script) => !is_plain(script),
             };
-        // A yes to running it would be bound to what cannot be told; a yes to a power is
+        // An approval of the run would be bound to an unknown program; an approval of a power is
         // bound to the power.
         let unbound = matches!(kind, QuestionKind::Run { .. })
             && self.plan_in_question().is_some_and(|planned| !planned.is_identified);
         let mut scopes = vec![Scope::Once];
-        // A yes to one effect says nothing of the next run's.
+        // Approval of one effect does not apply to the next run.
         if grants.iter().any(Grant::is_answer_only) {
             return scopes;
         }
@@ -199,7 +196,7 @@ impl Core {
         scopes
     }
 
-    /// The answer, where nobody needs to be asked or nobody can be.
+    /// Returns the answer if no question is needed or none can be put.
     fn answer_without_asking(&self, kind: &QuestionKind, preset: Option<Preset>) -> Option<Given> {
         match (preset, &self.request.caller_approval) {
             (Some(Preset::Remembered(yes)), _) => {
@@ -247,11 +244,11 @@ impl Core {
         }
     }
 
-    /// Takes an answer in. True when the request goes on to the next question.
+    /// Processes an answer. Returns true if the request continues with the next question.
     fn settle(&mut self, question: &Question, given: Given) -> bool {
         self.note_answer(question, &given);
         match given.answer {
-            // A group is offered by a held call alone.
+            // Only a held call offers a group.
             Answer::Approved(_) | Answer::Group(_) => {
                 if given.fresh {
                     self.keep(question, &given);
@@ -265,7 +262,7 @@ impl Core {
             Answer::Denied(_) if given.fresh => self.keep(question, &given),
             Answer::Denied(_) | Answer::TimedOut => {}
             Answer::Abort => {
-                // A command that has ended is not aborted any more.
+                // A command that has ended cannot be aborted.
                 match &question.kind {
                     QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
                     _ => self.close(Ending::aborted(BY_PERSON)),
@@ -308,9 +305,9 @@ impl Core {
         });
     }
 
-    /// Keeps an answer that reaches beyond this once. A yes to several powers
-    /// is kept for each; a no to several for just these together, because it
-    /// does not say which of them was too much.
+    /// Remembers an answer with a scope beyond `once`. An approval of several powers is stored for
+    /// each power. A refusal of several is stored for exactly this set, because it does not name
+    /// the power at fault.
     pub(super) fn keep(&mut self, question: &Question, given: &Given) {
         let Some(answer) = what_is_left(given.answer) else { return };
         let Some(planned) = self.plan_in_question() else { return };
@@ -343,8 +340,8 @@ impl Core {
             }
             QuestionKind::Grants { grants } => (Namespace::Grant, grants),
             QuestionKind::Escalate { grants, .. } => (Namespace::Escalate, grants),
-            // A power given in place is no word on running anything again; a no
-            // to it is.
+            // A power given in place does not approve running anything again; a refusal of it does
+            // apply.
             QuestionKind::Hold { grants, .. } if yes => (Namespace::Grant, grants),
             QuestionKind::Hold { grants, .. } => (Namespace::Escalate, grants),
         };
@@ -355,8 +352,8 @@ impl Core {
         for grant in grants.iter().filter(|_| yes) {
             let alone = std::slice::from_ref(grant);
             memos.push(memo(context.approval(namespace, grant), grant.to_string(), alone));
-            // Who agrees that a command runs again with a power agrees to the
-            // power; the reverse does not hold, so only this way round.
+            // An approval to run again with a power includes the power. The reverse does not hold,
+            // so only this direction is stored.
             if namespace == Namespace::Escalate {
                 memos.push(memo(context.approval(Namespace::Grant, grant), grant.to_string(), alone));
             }
@@ -365,7 +362,7 @@ impl Core {
     }
 }
 
-/// What of an answer is left for later requests.
+/// Returns the part of an answer that remains for later requests.
 fn what_is_left(answer: Answer) -> Option<Answer> {
     let left = |scope| match scope {
         Scope::Once => None,
@@ -373,15 +370,15 @@ fn what_is_left(answer: Answer) -> Option<Answer> {
         Scope::Session | Scope::Until(_) | Scope::Always => Some(scope),
     };
     match answer {
-        // What was chosen stands in the question by now.
+        // The question already contains the choice.
         Answer::Approved(scope) | Answer::Group(scope) => left(scope).map(Answer::Approved),
         Answer::Denied(scope) => left(scope).map(Answer::Denied),
         Answer::Abort | Answer::TimedOut => None,
     }
 }
 
-/// The answer with a scope that was offered, or one narrower than an offered
-/// one; otherwise it holds once.
+/// Returns the answer with its scope, if that was offered or is narrower than an offered one;
+/// otherwise with the scope `once`.
 fn limited(answer: Answer, question: &Question) -> Answer {
     let limit = |scope, offered: &[Scope]| match scope {
         Scope::Times(_) | Scope::Until(_) if offered.contains(&Scope::Always) => scope,
@@ -393,15 +390,15 @@ fn limited(answer: Answer, question: &Question) -> Answer {
         Answer::Group(scope) if question.group_offered().is_some() => {
             Answer::Group(limit(scope, question.scopes_of_yes()))
         }
-        // A yes to what was not offered is none.
+        // An approval of a group that was not offered is a refusal.
         Answer::Group(_) => Answer::Denied(Scope::Once),
         Answer::Denied(scope) => Answer::Denied(limit(scope, &question.scopes)),
         answer => answer,
     }
 }
 
-/// Whether this mode lets a person be asked this at all. The rules said so
-/// already; this is the floor under them.
+/// Returns whether this mode permits this question at all. The rules have checked this already;
+/// this check enforces it.
 pub(super) fn may_ask(mode: ApprovalMode, kind: &QuestionKind) -> bool {
     match (mode, kind) {
         (ApprovalMode::Never, _) => false,
@@ -419,12 +416,12 @@ fn class_may_be_asked(classes: GranularMode, grant: &Grant) -> bool {
         Grant::Write(_) | Grant::Read(_) => classes.filesystem,
         Grant::Connect(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Listen(_) => classes.network,
         Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) => classes.other,
-        // As what the text shows of it.
+        // As an effect shown by the command's text.
         Grant::Effect(_) => classes.run,
     }
 }
 
-/// The powers that a question is about.
+/// Returns the powers of a question.
 fn grants_of(kind: &QuestionKind) -> &[Grant] {
     match kind {
         QuestionKind::Run { .. } | QuestionKind::Unsandboxed => &[],
@@ -434,7 +431,7 @@ fn grants_of(kind: &QuestionKind) -> &[Grant] {
     }
 }
 
-/// What a question is about, after "it may" or "it may not".
+/// Returns the subject of a question, to follow "it may" or "it may not".
 fn asked_for(kind: &QuestionKind) -> String {
     match kind {
         QuestionKind::Run { .. } => "run".to_owned(),
@@ -445,7 +442,8 @@ fn asked_for(kind: &QuestionKind) -> String {
     }
 }
 
-/// `is_effect`: the text shows what no rule and no grant agrees to.
+/// Returns the message of a refusal. `is_effect`: the text shows an effect that no rule and no
+/// grant approves.
 fn refusal_text(kind: &QuestionKind, given: &Given, is_effect: bool) -> String {
     let what = asked_for(kind);
     let or = if is_effect { "; no rule and no grant agrees to it" } else { ", or allow it with a rule" };
@@ -473,16 +471,16 @@ fn list(grants: &[Grant]) -> String {
     grants.iter().map(Grant::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether a person sees this text as it is: no control, reordering or
-/// invisible characters but line ends and tabs.
+/// Returns whether a person sees this text as it is: no control, reordering or invisible characters
+/// except line ends and tabs.
 fn is_plain(text: &RawText) -> bool {
     let visible: Vec<u8> = text.as_bytes().iter().copied().filter(|b| !matches!(b, b'\n' | b'\t')).collect();
     let visible = RawText::from(visible);
     visible.to_str().is_some_and(|text| text == visible.escaped())
 }
 
-/// The whole command as one text: a script as it is; arguments joined by
-/// spaces, quoted for a shell where their borders would not show.
+/// Returns the whole command as one text. A script is unchanged. Arguments are joined by spaces,
+/// and quoted for a shell if their boundaries would not show.
 pub fn shown_command(command: &Command) -> RawText {
     match command {
         Command::Script(script) => script.clone(),

@@ -1,26 +1,26 @@
-//! The clock of an attempt's time limit: it stands still while somebody is asked
-//! about a held call, because that is a person's time and not the command's.
+//! Clock of an attempt's time limit. It stops while a question about a held call is open, because
+//! the person's time must not count against the command.
 //!
-//! It must not know what is asked: it is told when to stand still. A question
-//! that ended in silence stops it no more (see [`Holds`](super::holding)), so
-//! that a command cannot buy time by asking what nobody answers.
+//! The clock does not know the questions; its owner stops and starts it. A question that timed out
+//! does not stop it again (see [`Holds`](super::holding)). Otherwise a command could gain time with
+//! questions that stay unanswered.
 
-/// Time that is left, and when it is over if it is not stopped before.
+/// Remaining time, or the deadline while the clock runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Clock {
-    /// Over at this time.
+    /// Runs until this time.
     Running { until_ms: u64 },
-    /// So much was left when it was stopped.
+    /// Stopped with this much time left.
     Standing { left_ms: u64 },
 }
 
 impl Clock {
-    /// One that runs from now on.
+    /// Returns a clock that runs from now on.
     pub fn start(now_ms: u64, limit_ms: u64) -> Self {
         Self::Running { until_ms: now_ms.saturating_add(limit_ms) }
     }
 
-    /// When it is over, while it runs.
+    /// Returns the deadline while the clock runs.
     pub fn deadline_ms(self) -> Option<u64> {
         match self {
             Self::Running { until_ms } => Some(until_ms),
@@ -28,7 +28,7 @@ impl Clock {
         }
     }
 
-    /// Lets it stand or run from now on. Time that is over stays over.
+    /// Stops or starts the clock. An expired clock stays expired.
     pub fn stand(&mut self, now_ms: u64, stand: bool) {
         match *self {
             Self::Running { until_ms } if stand && until_ms > now_ms => {

@@ -1,4 +1,4 @@
-//! How a request ends: the outcome and its last events.
+//! End of a request: the outcome and the last events.
 
 use stockade_model::{Approval, Decision, EventKind, Grant, Outcome, RequestedGrant, Status, Verdict};
 
@@ -7,7 +7,7 @@ use super::machine::{Core, Phase};
 use crate::exit::{NOT_FOUND, REFUSED, exit_code};
 use crate::{AttemptEnd, CommandEnd};
 
-/// How it ended, before it is put into an outcome.
+/// Result of the request before it becomes an outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ending {
     pub(super) status: Status,
@@ -33,7 +33,7 @@ impl Ending {
         Self { signal: Some(signal), ..Self::aborted("interrupted") }
     }
 
-    /// As the command itself ended; `program` is its first word.
+    /// Creates the result from the end of the command; `program` is its first word.
     pub(super) fn of(end: &AttemptEnd, program: &str) -> Self {
         match &end.end {
             CommandEnd::Exited(code) => {
@@ -61,7 +61,7 @@ impl Ending {
 }
 
 impl Core {
-    /// Ends the request: no attempt may be alive when this is called.
+    /// Ends the request. No attempt may be alive when this is called.
     pub(super) fn close(&mut self, ending: Ending) {
         self.pending.clear();
         if ending.status == Status::Error {
@@ -74,8 +74,8 @@ impl Core {
             return;
         }
         self.record(EventKind::Finished { status: outcome.status, exit_code: exit_code(&outcome) });
-        // Written is enough: what is lost with the power is an ending, and the
-        // durable start before it shows that.
+        // Written is enough. A power failure can lose only an ending, and the durable start before
+        // it shows that.
         let commit = self.commit(false);
         let deadline_ms = self.now_ms.saturating_add(self.config.commit_timeout_ms);
         self.phase = Phase::Closing { outcome, commit, deadline_ms };
@@ -102,7 +102,7 @@ impl Core {
         }
     }
 
-    /// The result of asking for a power with the request.
+    /// Returns the result of a power that the request asked for.
     fn requested_grant(&self, grant: &Grant) -> RequestedGrant {
         let given = self.attempts.iter().any(|attempt| attempt.grants.contains(grant));
         let yes = |approval: &&Approval| approval.answer == "approved" && approval.grants.contains(grant);

@@ -1,5 +1,5 @@
-//! After an attempt: whether what was refused leads to a question, and with a
-//! yes to one more attempt with exactly that added (L3).
+//! Escalation after an attempt: decides whether its denials lead to a question. An approval leads
+//! to one more attempt with exactly those powers added (L3).
 
 use std::collections::BTreeSet;
 
@@ -11,29 +11,29 @@ use super::machine::{Core, Found, Phase, grant_keys};
 use super::{Output, Planned};
 use crate::keys::Namespace;
 
-/// One round of asking for what an attempt was refused.
+/// Round of questions about the denials of an attempt.
 #[derive(Clone, Debug)]
 pub(super) struct Escalation {
-    /// How the attempt ended: what stands if nothing comes of this.
+    /// End of the attempt: the result if no approval follows.
     pub(super) ending: Ending,
-    /// The powers this round is about.
+    /// Powers of this round.
     candidates: Vec<Grant>,
-    /// How many more there were than one question holds.
+    /// Number of further powers that one question cannot hold.
     left_out: usize,
-    /// Of the candidates, those with a remembered yes.
+    /// Candidates with a remembered approval.
     known: Vec<Grant>,
-    /// Of the candidates, those to ask about.
+    /// Candidates that need a question.
     unknown: Vec<Grant>,
     /// The plan that would run.
     pub(super) next: Option<Planned>,
-    /// What was agreed to so far.
+    /// Powers approved so far.
     agreed: Vec<Grant>,
 }
 
 impl Core {
-    /// After the last attempt ended without lasting effects: escalates where it failed,
-    /// or ends the request. A command that succeeded did not need what it was refused.
-    /// `powers` holds for each denial what may be asked for.
+    /// Continues after an attempt that ended without lasting effects: escalates if it failed, or
+    /// ends the request. A command that succeeded did not need the refused powers. `powers` lists
+    /// for each denial the powers that may be requested.
     pub(super) fn after_attempt(&mut self, ending: Ending, powers: Vec<Vec<Grant>>) {
         let failed = match ending.status {
             Status::Exited => ending.exit_code != Some(0),
@@ -69,8 +69,8 @@ impl Core {
         self.phase = Phase::Recalling(slots);
     }
 
-    /// Of the powers that would have let denials pass, those that are not there
-    /// and were not named before, once each.
+    /// Returns the powers that would have permitted the denied calls, each once. Excludes powers
+    /// that the plan has and powers already named.
     fn candidates(&self, powers: Vec<Vec<Grant>>) -> Vec<Grant> {
         if self.request.approval_mode == ApprovalMode::Never {
             return Vec::new();
@@ -79,7 +79,7 @@ impl Core {
         if let Some(planned) = &self.planned {
             seen.extend(planned.plan.grants.iter().chain(&self.in_place).cloned());
         }
-        // Nothing that was refused an effect is run again for it.
+        // A command is not run again for a refused effect.
         let mut is_candidate = |grant: &Grant| !grant.is_answer_only() && seen.insert(grant.clone());
         powers.into_iter().flatten().filter(|grant| is_candidate(grant)).collect()
     }
@@ -136,7 +136,7 @@ impl Core {
         self.put_next();
     }
 
-    /// The rules or the planner do not give that power: the attempt stands.
+    /// The rules or the planner do not give that power, so the attempt's result is final.
     pub(super) fn on_escalation_plan_failed(&mut self, why: String) {
         if let Some(escalation) = self.escalation.take() {
             let grants: Vec<Grant> = escalation.known.into_iter().chain(escalation.unknown).collect();
@@ -174,7 +174,7 @@ impl Core {
         }
     }
 
-    /// Puts the next plan in force: every power of it was agreed to.
+    /// Makes the next plan the current one: every power of it was approved.
     pub(super) fn take_up_next_plan(&mut self, escalation: Escalation) -> Result<(), &'static str> {
         let (Some(next), Some(planned)) = (escalation.next, &self.planned) else {
             return Err("there is no next plan");
@@ -184,7 +184,7 @@ impl Core {
         self.resolve(&escalation.agreed, Resolution::Granted);
         self.record(EventKind::Granted { grants: escalation.agreed, holds: Vec::new() });
         self.planned = Some(next);
-        // They stand in the plan now.
+        // The plan contains them now.
         self.in_place.clear();
         Ok(())
     }
@@ -199,9 +199,9 @@ impl Core {
     }
 }
 
-/// Whether `next` is `last` and exactly `added` (L3). The profile differs by
-/// the merged grants, so its name and wall are compared; the environment may
-/// differ only where a variable was granted.
+/// Checks that `next` is `last` plus exactly `added` (L3). The merged grants change the profile, so
+/// only its name, its network and whether it has a sandbox are compared. The environment may differ
+/// only in granted variables.
 fn follows(last: &Plan, next: &Plan, added: &[Grant]) -> Result<(), &'static str> {
     let expected: BTreeSet<&Grant> = last.grants.iter().chain(added).collect();
     let given: BTreeSet<&Grant> = next.grants.iter().collect();

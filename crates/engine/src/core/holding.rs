@@ -1,9 +1,9 @@
-//! Calls that wait for a power while the attempt runs: what is remembered
-//! answers at once, then somebody is asked, and the answer reaches the call in
-//! place. Several questions may stand open; the attempt goes on meanwhile.
+//! Calls that wait for a power while the attempt runs. Remembered answers and rules decide at once;
+//! otherwise a question is put, and its answer reaches the waiting call. Several questions may be
+//! open while the attempt continues.
 //!
-//! It must not know paths: which directory may be offered for a file, and what
-//! a power needs beside it, comes with the call.
+//! This module does not interpret paths. The call carries the directory that may be offered for a
+//! file, and the further powers that a power needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,38 +22,37 @@ use crate::offers::{are_given, is_subset, is_whole, left};
 use crate::seams::HeldRule;
 use crate::{HeldAnswer, HoldId};
 
-/// What is held in one attempt, and what is asked about it.
+/// Held calls of one attempt, and the questions about them.
 #[derive(Debug, Default)]
 pub(super) struct Holds {
     /// In the order of their arrival.
     open: Vec<Hold>,
     /// In the order in which they were put.
     questions: Vec<HeldQuestion>,
-    /// What was agreed to in this attempt, each as it was asked.
+    /// Powers approved in this attempt, one list for each question.
     consents: Vec<Vec<Grant>>,
-    /// The different powers asked about, by the directory that holds them.
+    /// The different powers that calls lacked, by the directory that holds them.
     met: BTreeMap<Vec<Grant>, BTreeSet<Vec<Grant>>>,
-    /// Calls that came to need a question.
+    /// Number of calls that needed a question.
     asked_about: usize,
-    /// When somebody last answered: whoever answers is there, so every open
-    /// question waits anew from then on.
+    /// Time of the last answer. An approver that answers is present, so the time-out of every open
+    /// question restarts then.
     heard_ms: u64,
-    /// The last question ended in silence: nobody seems to be there.
+    /// True if the last question timed out, so that the approver seems absent.
     silent: bool,
 }
 
-/// One held call.
+/// Held call of an attempt.
 #[derive(Debug)]
 struct Hold {
     id: HoldId,
     denial: Denial,
     powers: Vec<Grant>,
-    /// The powers for the directory or domain around it, where that may be
-    /// offered.
+    /// Powers for the directory or domain around it, if they may be offered.
     directory: Vec<Grant>,
-    /// The group of hosts that may be offered beside its host.
+    /// Group of hosts that may be offered together with its host.
     group: Option<GroupOffer>,
-    /// What the rules say of it: the verdict and the rule.
+    /// Result of the rules: the verdict and the rule.
     rule: Option<(Verdict, String)>,
     since_ms: u64,
     stage: Stage,
@@ -61,28 +60,28 @@ struct Hold {
 
 #[derive(Debug)]
 enum Stage {
-    /// Its key is being looked up.
+    /// The key is being looked up.
     Recalling(Vec<Slot>),
-    /// It needs a question, about its directory or itself.
+    /// Needs a question, about its directory or about itself.
     Wishing { directory: bool },
-    /// The question of this digest is about it.
+    /// The question with this digest is about it.
     Asked(Digest),
 }
 
-/// A question that an approver has now.
+/// A question that an approver or a reviewer has now.
 #[derive(Debug)]
 pub(super) struct HeldQuestion {
     question: Box<Question>,
     grants: Vec<Grant>,
     directory: bool,
     since_ms: u64,
-    /// Until when a reviewer has it, and nobody was asked yet.
+    /// Deadline of the reviewer that has the question; the approver does not have it yet.
     reviewed_by_ms: Option<u64>,
 }
 
 impl HeldQuestion {
-    /// Where the group was chosen, its hosts are what was agreed to, but for those that
-    /// have a no by now (L9).
+    /// Returns the question as answered. If the group was chosen, its hosts are the approved
+    /// powers, except hosts that are refused by now (L9).
     fn answered_by(mut self, answer: Answer, refused: &[Vec<Grant>]) -> Self {
         if let (Answer::Group(_), Some(group)) = (answer, &self.question.group) {
             self.grants = left(group, refused.iter().flatten());
@@ -93,8 +92,7 @@ impl HeldQuestion {
         self
     }
 
-    /// The reviewer was heard, or is not waited for any more: the question as it
-    /// is put now.
+    /// Returns the question to put now, because the reviewer answered or its time-out passed.
     pub(super) fn reviewed(&mut self, review: Review, now_ms: u64) -> Box<Question> {
         self.reviewed_by_ms = None;
         self.since_ms = now_ms;
@@ -103,31 +101,29 @@ impl HeldQuestion {
     }
 }
 
-/// A call as the backend told it, with what may be asked for.
+/// A call as the backend reported it, with the powers that may be requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldCall {
-    /// Which one.
+    /// Identifier of the call.
     pub id: HoldId,
-    /// What it is about.
+    /// Subject of the call.
     pub denial: Denial,
-    /// The powers that may be asked for: the denial's grant and what it needs;
-    /// empty where the refusal is final.
+    /// Powers that may be requested: the denial's grant and its requirements. Empty if the refusal
+    /// is final.
     pub powers: Vec<Grant>,
-    /// The powers for the directory that holds the file it is about, or the
-    /// domain of its host, where that may be offered once several of these are
-    /// held; empty otherwise.
+    /// Powers for the directory of its file or the domain of its host, to offer once several such
+    /// calls are held. Empty if they may not be offered.
     pub directory: Vec<Grant>,
-    /// The group of hosts that may be offered beside its host.
+    /// Group of hosts that may be offered together with its host.
     pub group: Option<GroupOffer>,
-    /// Whether a remembered no is about something in that directory: it is not
-    /// offered then.
+    /// True if a remembered refusal names something in that directory, which is then not offered.
     pub refused_in: bool,
-    /// What the rules say of it.
+    /// Result of the rules.
     pub rule: Option<HeldRule>,
 }
 
 impl Hold {
-    /// What would be asked for.
+    /// Returns the powers to request, and whether they are those of the directory.
     fn wish(&self) -> Option<(&[Grant], bool)> {
         match self.stage {
             Stage::Wishing { directory: true } => Some((&self.directory, true)),
@@ -140,19 +136,19 @@ impl Hold {
         matches!(&self.stage, Stage::Asked(about) if about == digest)
     }
 
-    /// Whether these powers let the call pass, as far as the engine can tell.
+    /// Returns whether these powers permit the call, as far as the engine can decide.
     fn is_covered_by(&self, grants: &[Grant]) -> bool {
         are_given(&self.powers, grants) || (!self.directory.is_empty() && is_subset(&self.directory, grants))
     }
 
-    /// Whether a no to these powers is a no to this call.
+    /// Returns whether a refusal of these powers refuses this call.
     fn is_refused_by(&self, refused: &[Grant]) -> bool {
         is_subset(refused, &self.powers) || is_subset(refused, &self.directory)
     }
 }
 
 impl Holds {
-    /// When the next question is over, in the time of the core.
+    /// Returns the deadline of the next question, in the time of the core.
     pub(super) fn deadline_ms(&self, wait_ms: u64) -> Option<u64> {
         let due_ms = |asked: &HeldQuestion| {
             asked.reviewed_by_ms.unwrap_or_else(|| asked.since_ms.max(self.heard_ms).saturating_add(wait_ms))
@@ -160,17 +156,17 @@ impl Holds {
         self.questions.iter().map(due_ms).min()
     }
 
-    /// Whether somebody who answers has a question now.
+    /// Returns whether an approver that answers has a question now.
     pub(super) fn wait_for_somebody(&self) -> bool {
         !self.questions.is_empty() && !self.silent
     }
 
-    /// The question of this digest, where a reviewer has it.
+    /// Returns the question with this digest if a reviewer has it.
     pub(super) fn in_review(&mut self, digest: &Digest) -> Option<&mut HeldQuestion> {
         self.questions.iter_mut().find(|asked| asked.reviewed_by_ms.is_some() && asked.question.digest == *digest)
     }
 
-    /// The questions whose reviewer was not heard until now.
+    /// Returns the questions whose reviewer missed its deadline.
     pub(super) fn review_is_overdue(&self, now_ms: u64) -> Vec<Digest> {
         let overdue = |asked: &&HeldQuestion| asked.reviewed_by_ms.is_some_and(|by_ms| by_ms <= now_ms);
         self.questions.iter().filter(overdue).map(|asked| asked.question.digest.clone()).collect()
@@ -187,7 +183,7 @@ impl Holds {
         taken
     }
 
-    /// Takes the questions that no held call is about any more.
+    /// Removes and returns the questions that no held call needs any more.
     fn take_idle_questions(&mut self) -> Vec<HeldQuestion> {
         let open = &self.open;
         let is_idle = |asked: &HeldQuestion| !open.iter().any(|hold| hold.is_about(&asked.question.digest));
@@ -222,7 +218,7 @@ impl Core {
         }
         self.record_bounded(live, EventKind::Held { hold: id.0, denial: hold.denial.clone() });
         if let Some(consent) = live.holds.consents.iter().find(|consent| hold.is_covered_by(consent)).cloned() {
-            // Told before the power reached the backend.
+            // Recorded before the backend gets the power.
             self.record(EventKind::Granted { grants: consent.clone(), holds: vec![id.0] });
             return self.let_go(live, hold, consent);
         }
@@ -231,7 +227,7 @@ impl Core {
         let (mut slots, mut keys) = (Vec::new(), Vec::new());
         let namespaces = [Namespace::Grant, Namespace::Escalate];
         grant_keys(&context, &namespaces, &hold.powers, &mut slots, &mut keys);
-        // A remembered no to a directory is one to every file in it.
+        // A remembered refusal of a directory refuses every file in it.
         for namespace in namespaces.into_iter().filter(|_| !hold.directory.is_empty()) {
             slots.push(Slot::DirectoryRefused);
             keys.push(context.refusal(namespace, &hold.directory));
@@ -240,8 +236,9 @@ impl Core {
         live.holds.open.push(Hold { stage: Stage::Recalling(slots), ..hold });
     }
 
-    /// Mode `on-request` asks about effects alone while a command runs: all else is refused as
-    /// where nothing is held, unless rules give powers.
+    /// Returns whether the approval mode excludes a question. Mode `on-request` asks only about
+    /// effects while a command runs, unless rules give powers; every other call is refused as if
+    /// nothing were held.
     fn is_no_question_of_the_mode(&self, hold: &Hold) -> bool {
         let rules_give = self.ruling.as_ref().is_some_and(|ruling| ruling.gives_powers);
         self.request.approval_mode == ApprovalMode::OnRequest
@@ -249,17 +246,17 @@ impl Core {
             && !hold.powers.iter().all(Grant::is_answer_only)
     }
 
-    /// A call as it is taken up, with the powers that it really lacks.
+    /// Creates a hold for a call, with the powers that it really lacks.
     fn hold(&self, call: HeldCall) -> Hold {
         let HeldCall { id, denial, mut powers, mut directory, group, rule, .. } = call;
         let verdict = rule.as_ref().map(|rule| rule.decision.verdict);
         match (verdict, &rule, &denial.grant) {
             (Some(Verdict::Allow), Some(rule), _) => powers.clone_from(&rule.powers),
-            // What is denied is named, whatever the mode lets be asked.
+            // A denied power is named, whatever questions the mode permits.
             (Some(Verdict::Deny), _, Some(grant)) => powers = vec![grant.clone()],
             _ => {}
         }
-        // A power that is there already and was not enough is not asked for.
+        // A power that is in the plan and was not sufficient is not requested.
         if let Some(planned) = &self.planned {
             powers.retain(|power| !planned.plan.grants.contains(power));
             if is_subset(&directory, &planned.plan.grants) {
@@ -278,7 +275,7 @@ impl Core {
         answers: Result<Vec<Option<Remembered>>, String>,
         approver: bool,
     ) {
-        // Whoever answered meanwhile answered this call too, and it is not here.
+        // An answer to another question may have settled this call meanwhile.
         let is_awaited = |hold: &Hold| hold.id == id && matches!(hold.stage, Stage::Recalling(_));
         let Some(at) = live.holds.open.iter().position(is_awaited) else { return };
         let hold = live.holds.open.remove(at);
@@ -301,14 +298,14 @@ impl Core {
         self.wish(live, hold);
     }
 
-    /// Without the memory a remembered no could be missed: no (L6).
+    /// Refuses the call: without the memory a remembered refusal could be missed (L6).
     fn on_held_not_recalled(&mut self, live: &mut Live, hold: Hold, why: &str) {
         let message = format!("a held call is refused, remembered answers cannot be read: {why}");
         self.record_bounded(live, EventKind::Failed { message });
         self.refuse(live, hold, Resolution::Recorded);
     }
 
-    /// By the memory or by a rule; on record as an answer all the same.
+    /// Answers by the memory or by a rule. The answer is recorded all the same.
     fn answer_unasked(&mut self, live: &mut Live, hold: Hold, yes: bool, by: &str) {
         let kind = self.hold_kind(&hold, false);
         let answer = if yes { Answer::Approved(Scope::Once) } else { Answer::Denied(Scope::Once) };
@@ -325,7 +322,7 @@ impl Core {
         self.put_held_questions(live);
     }
 
-    /// Lines a call up for a question, where there may be one.
+    /// Queues a call for a question, if one may be put.
     fn wish(&mut self, live: &mut Live, mut hold: Hold) {
         let kind = self.hold_kind(&hold, false);
         if !self.approver || !may_ask(self.request.approval_mode, &kind) {
@@ -351,8 +348,8 @@ impl Core {
         self.put_held_questions(live);
     }
 
-    /// Puts as many questions as may stand open, oldest call first; a call joins
-    /// the question that asks for the same.
+    /// Puts as many questions as may be open, oldest call first. A call joins an existing question
+    /// about the same powers.
     fn put_held_questions(&mut self, live: &mut Live) {
         let mut at = 0;
         while let Some(hold) = live.holds.open.get(at) {
@@ -401,8 +398,8 @@ impl Core {
         }
     }
 
-    /// Takes the answer to an open question in. True where the person wants the
-    /// whole request to end.
+    /// Processes the answer to an open question. Returns true if the person wants the whole request
+    /// to end.
     pub(super) fn on_held_answered(&mut self, live: &mut Live, digest: &Digest, answer: Answer, by: String) -> bool {
         let is_answered = |asked: &HeldQuestion| asked.question.digest == *digest && asked.reviewed_by_ms.is_none();
         let Some(at) = live.holds.questions.iter().position(is_answered) else { return false };
@@ -431,7 +428,7 @@ impl Core {
         false
     }
 
-    /// Questions whose time is over are answered with silence.
+    /// Times out the questions whose deadline has passed.
     pub(super) fn time_out_held_questions(&mut self, live: &mut Live, wait_ms: u64) {
         for digest in live.holds.review_is_overdue(self.now_ms) {
             self.go_on_unreviewed(live, digest);
@@ -443,7 +440,7 @@ impl Core {
         let over: Vec<Digest> =
             live.holds.questions.iter().filter(over).map(|asked| asked.question.digest.clone()).collect();
         for digest in over {
-            // A no to a directory may have taken this one back.
+            // A refusal of a directory may have withdrawn this question.
             if live.holds.questions.iter().any(|asked| asked.question.digest == digest) {
                 self.out.push(Output::Withdraw(digest.clone()));
                 self.on_held_answered(live, &digest, Answer::TimedOut, "nobody".to_owned());
@@ -451,7 +448,7 @@ impl Core {
         }
     }
 
-    /// The powers hold from here on, for every held call that they cover.
+    /// Adds the powers to the attempt, for every held call that they cover.
     fn grant_in_place(&mut self, live: &mut Live, grants: Vec<Grant>) {
         let covered = live.holds.take_where(|hold| hold.is_covered_by(&grants));
         let holds = covered.iter().map(|hold| hold.id.0).collect();
@@ -483,8 +480,8 @@ impl Core {
         self.withdraw_idle_questions(live, "another answer covers it");
     }
 
-    /// A directory in which something was refused is not offered any more: its
-    /// yes would reach what has a no (L9).
+    /// Stops offering a directory in which a call was refused, because its approval would include
+    /// the refused call (L9).
     fn ask_again_one_by_one(&mut self, live: &mut Live) {
         let Holds { open, questions, .. } = &mut live.holds;
         for hold in open.iter_mut().filter(|hold| self.refused_in.contains(&hold.directory)) {
@@ -505,7 +502,7 @@ impl Core {
     pub(super) fn on_withdrawn(&mut self, live: &mut Live, id: HoldId) {
         let Some(hold) = live.holds.take(id) else { return };
         self.note_denial(live, &hold.denial, Resolution::Recorded);
-        // At most the one that was about this call alone.
+        // At most one question, which was about this call alone.
         let idle = live.holds.take_idle_questions().pop();
         let digest = idle.map(|asked| asked.question.digest);
         let why = "the processes that waited are gone".to_owned();
@@ -533,8 +530,8 @@ impl Core {
         }
     }
 
-    /// The attempt is being ended: nothing is granted from here on, and what
-    /// waits may clean up.
+    /// Refuses all held calls because the attempt is being ended. Nothing is granted from now on,
+    /// and waiting processes may clean up.
     pub(super) fn refuse_all_held(&mut self, live: &mut Live, why: &str) {
         let questions = std::mem::take(&mut live.holds.questions);
         self.withdraw(questions, why);
@@ -543,7 +540,7 @@ impl Core {
         }
     }
 
-    /// The attempt is gone, and everything that waited with it.
+    /// Drops all held calls, because the attempt and its processes are gone.
     pub(super) fn forget_all_held(&mut self, live: &mut Live) {
         let why = "the attempt is over";
         let questions = std::mem::take(&mut live.holds.questions);
@@ -558,12 +555,12 @@ impl Core {
         }
     }
 
-    /// Whether this call, or the directory around it, was refused before.
+    /// Returns whether this call, or the directory around it, was refused before.
     fn is_refused(&self, hold: &Hold) -> bool {
         self.refused.iter().any(|refused| hold.is_refused_by(refused))
     }
 
-    /// The call fails as a refusal does.
+    /// Makes the call fail like any refused call.
     fn refuse(&mut self, live: &mut Live, hold: Hold, resolution: Resolution) {
         if resolution == Resolution::Refused && !hold.directory.is_empty() {
             self.refused_in.insert(hold.directory);
@@ -577,7 +574,7 @@ impl Core {
         }
     }
 
-    /// The call goes on with powers that were agreed to; that is on record.
+    /// Lets the call continue with approved powers, which are on record.
     fn let_go(&mut self, live: &mut Live, hold: Hold, grants: Vec<Grant>) {
         self.note_denial(live, &hold.denial, Resolution::Granted);
         if hold.denial.is_of_limit(Limit::Wall) {

@@ -1,4 +1,4 @@
-//! The phases of a request and what moves it from one to the next.
+//! Phases of a request and the transitions between them.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -15,7 +15,7 @@ use super::{CoreConfig, Input, Output, Planned, Remembered, Ruling};
 use crate::keys::{GrantContext, Key, Namespace, RunBinding, run_approval, run_refusal};
 use crate::seams::Standing;
 
-/// One request on its way. See the [module](super) for its promises.
+/// State machine of one request. See the [module](super) for its guarantees.
 #[derive(Debug)]
 pub struct Core {
     pub(super) request: Request,
@@ -25,36 +25,35 @@ pub struct Core {
     pub(super) out: Vec<Output>,
     pub(super) assessment: Assessment,
     pub(super) ruling: Option<Ruling>,
-    /// The plan that consent is sought for, or that is in force.
+    /// The plan that needs consent, or the current plan.
     pub(super) planned: Option<Planned>,
-    /// Powers remembered for the session, put into the first plan.
+    /// Powers remembered for the session, added to the first plan.
     pub(super) standing: Vec<Grant>,
     /// Questions still to be put before the next attempt.
     pub(super) pending: VecDeque<Pending>,
     pub(super) escalation: Option<Escalation>,
-    /// Powers that an escalation already named: none is asked about twice.
+    /// Powers that an escalation already named; no power is requested twice.
     pub(super) escalated: BTreeSet<Grant>,
     /// Powers given to the attempt while it ran, not yet in its plan.
     pub(super) in_place: Vec<Grant>,
-    /// Powers that a held call was refused, each as it was asked: none is asked
-    /// about again.
+    /// Powers refused to a held call, one list for each question; no list is requested again.
     pub(super) refused: Vec<Vec<Grant>>,
     /// Powers for directories in which a held call was refused.
     pub(super) refused_in: BTreeSet<Vec<Grant>>,
     pub(super) unsandboxed_consent: bool,
     pub(super) approver: bool,
-    /// Whether answers are remembered for a number of times.
+    /// True if some answers are remembered for a number of uses.
     pub(super) counted: bool,
     pub(super) attempts: Vec<AttemptRecord>,
     pub(super) approvals: Vec<Approval>,
     pub(super) questions: u32,
     pub(super) commits: u64,
     pub(super) record_failed: bool,
-    /// Digests of questions that a reviewer was given and not heard on.
+    /// Digests of questions sent to a reviewer that has not answered.
     pub(super) in_review: Vec<Digest>,
 }
 
-/// Where the request is.
+/// Phase of the request.
 #[derive(Debug)]
 pub(super) enum Phase {
     New,
@@ -69,7 +68,7 @@ pub(super) enum Phase {
     Finished,
 }
 
-/// What a looked-up key was for; powers by their place in the list asked about.
+/// Purpose of a looked-up key. Powers are given by their position in the requested list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slot {
     RunRefusal,
@@ -81,7 +80,7 @@ pub(super) enum Slot {
 }
 
 impl Core {
-    /// A request that has not begun.
+    /// Creates the state machine of a request that has not begun.
     pub fn new(request: Request, config: CoreConfig) -> Self {
         Self {
             request,
@@ -111,7 +110,7 @@ impl Core {
         }
     }
 
-    /// Begins. Does nothing the second time.
+    /// Begins the request. A second call does nothing.
     pub fn start(&mut self, now_ms: u64) -> Vec<Output> {
         self.now_ms = now_ms;
         if matches!(self.phase, Phase::New) {
@@ -125,8 +124,8 @@ impl Core {
         std::mem::take(&mut self.out)
     }
 
-    /// Takes one input at a time in milliseconds of any clock that never goes
-    /// back, and gives what to do. Inputs that do not belong to the present
+    /// Processes one input and returns the outputs to carry out. `now_ms` is the time in
+    /// milliseconds of any clock that never goes back. Inputs that do not belong to the current
     /// phase, such as a late answer, change nothing.
     pub fn step(&mut self, now_ms: u64, input: Input) -> Vec<Output> {
         self.now_ms = self.now_ms.max(now_ms);
@@ -147,7 +146,7 @@ impl Core {
         std::mem::take(&mut self.out)
     }
 
-    /// When [`Input::Tick`] is due, in the time of [`step`](Self::step).
+    /// Returns the time at which [`Input::Tick`] is due, in the time of [`step`](Self::step).
     pub fn deadline(&self) -> Option<u64> {
         match &self.phase {
             Phase::Asking(open) => Some(open.deadline_ms),
@@ -157,13 +156,13 @@ impl Core {
         }
     }
 
-    /// Whether [`Output::Finish`] was given.
+    /// Returns whether [`Output::Finish`] was returned.
     pub fn is_finished(&self) -> bool {
         matches!(self.phase, Phase::Finished)
     }
 
-    /// Phases before, between and after attempts. `self.phase` is a
-    /// placeholder here: an arm sets the next phase, the last puts it back.
+    /// Processes an input before, between or after attempts. `self.phase` is a placeholder here: an
+    /// arm sets the next phase; the last arm restores it.
     fn on_input(&mut self, phase: Phase, input: Input) {
         match (phase, input) {
             (Phase::Assessing, Input::Assessed(assessment)) => self.on_assessed(assessment),
@@ -201,7 +200,7 @@ impl Core {
     fn on_decided(&mut self, mut ruling: Ruling) {
         self.record(EventKind::Decided { decision: ruling.decision.clone() });
         if ruling.decision.verdict == Verdict::Ask && ruling.questions.is_empty() {
-            // An `ask` that does not say about what is about the run.
+            // An `ask` without a subject is about the run.
             ruling.questions.push(QuestionKind::Run { reasons: ruling.decision.reasons.clone() });
         }
         if let Some(wanted) = &ruling.wanted {
@@ -259,7 +258,7 @@ impl Core {
             return self.on_escalation_plan_failed(why);
         }
         if self.planned.is_some() && !self.standing.is_empty() {
-            // A remembered power that can no longer be given: without it, then.
+            // A remembered power cannot be given any more: continue without it.
             self.standing.clear();
             self.record(EventKind::Failed { message: format!("remembered powers are left out: {why}") });
             return self.recall();
@@ -274,8 +273,7 @@ impl Core {
         if self.standing.is_empty() { self.recall() } else { self.make_plan(1, all.into_iter().collect()) }
     }
 
-    /// Looks up what was already answered: refusals always, approvals where
-    /// they are needed.
+    /// Looks up remembered answers: refusals always, approvals if they are needed.
     fn recall(&mut self) {
         let (Some(planned), Some(ruling)) = (&self.planned, &self.ruling) else {
             return self.close(Ending::failed("no plan to recall answers for".to_owned()));
@@ -306,7 +304,7 @@ impl Core {
         if self.escalation.is_some() { self.on_escalation_recalled(&found) } else { self.line_up(found) }
     }
 
-    /// Lines up the questions of the first attempt, with what is remembered.
+    /// Queues the questions of the first attempt, with the remembered answers.
     fn line_up(&mut self, found: Found) {
         let (Some(planned), Some(ruling)) = (&self.planned, &self.ruling) else {
             return self.close(Ending::failed("no plan to ask about".to_owned()));
@@ -338,7 +336,7 @@ impl Core {
         if !known.is_empty() {
             self.pending.push_back(Pending::remembered(QuestionKind::Grants { grants: known }, true));
         }
-        // No more at a time than a question shows.
+        // A question shows at most this many powers.
         for grants in unknown.chunks(self.config.max_grants_asked.max(1)) {
             self.pending.push_back(Pending::open(QuestionKind::Grants { grants: grants.to_vec() }));
         }
@@ -348,7 +346,7 @@ impl Core {
         self.put_next();
     }
 
-    /// Without the memory a remembered refusal could be missed: no run (L6).
+    /// Refuses the run: without the memory a remembered refusal could be missed (L6).
     fn on_memory_failed(&mut self, why: &str) {
         let why = format!("remembered answers cannot be read: {why}");
         match self.escalation.take() {
@@ -441,12 +439,12 @@ impl Core {
 }
 
 impl Ruling {
-    /// The question about the run, where there is one.
+    /// Returns the question about the run, if there is one.
     fn run_question(&self) -> Option<&QuestionKind> {
         self.questions.iter().find(|kind| matches!(kind, QuestionKind::Run { .. }))
     }
 
-    /// The powers that questions are about, sorted, without repeats.
+    /// Returns the powers of all questions, sorted and without duplicates.
     fn grants_in_question(&self) -> Vec<Grant> {
         let grants = self.questions.iter().filter_map(|kind| match kind {
             QuestionKind::Grants { grants } => Some(grants),
@@ -456,8 +454,8 @@ impl Ruling {
     }
 }
 
-/// Adds the keys that say what is known of `grants`: a refusal in any of the
-/// namespaces counts, an approval only in the first.
+/// Adds the keys of the remembered answers about `grants`. A refusal in any of the namespaces
+/// counts; an approval counts only in the first.
 pub(super) fn grant_keys(
     context: &GrantContext,
     namespaces: &[Namespace],
@@ -484,7 +482,7 @@ pub(super) fn grant_keys(
     }
 }
 
-/// What the memory held, by meaning.
+/// Remembered answers, by their purpose.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     run_refused: bool,
@@ -496,8 +494,8 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// A refusal counts wherever it is found; an approval only under a key for
-    /// approvals. Silence and `abort` are never remembered and count as no.
+    /// Sorts the answers by their slots. A refusal counts under every key; an approval counts only
+    /// under a key for approvals. Time-outs and `abort` are never remembered and count as refusals.
     pub(super) fn read(slots: &[Slot], answers: &[Option<Remembered>]) -> Self {
         let mut found = Self::default();
         for (slot, remembered) in slots.iter().zip(answers) {
@@ -520,13 +518,13 @@ impl Found {
         found
     }
 
-    /// Those of `grants` that were refused.
+    /// Returns the members of `grants` that were refused.
     pub(super) fn refused_of(&self, grants: &[Grant]) -> Vec<Grant> {
         let refused = |at: &usize| self.all_refused || self.refused.contains(at);
         grants.iter().enumerate().filter(|(at, _)| refused(at)).map(|(_, grant)| grant.clone()).collect()
     }
 
-    /// `grants` as those approved and the others.
+    /// Splits `grants` into the approved ones and the others.
     pub(super) fn split_approved(&self, grants: Vec<Grant>) -> (Vec<Grant>, Vec<Grant>) {
         let (known, unknown): (Vec<_>, Vec<_>) =
             grants.into_iter().enumerate().partition(|(at, _)| self.approved.contains(at));
@@ -535,7 +533,7 @@ impl Found {
     }
 }
 
-/// Whether a first plan does what the request asks and no more (L3, L5).
+/// Checks that a first plan fulfils exactly the request (L3, L5).
 fn serves(plan: &Plan, request: &Request, standing: &[Grant]) -> Result<(), &'static str> {
     let expected: BTreeSet<&Grant> = request.grants.iter().chain(standing).collect();
     let given: BTreeSet<&Grant> = plan.grants.iter().collect();

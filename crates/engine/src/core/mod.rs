@@ -1,16 +1,15 @@
-//! A request's way as a state machine without I/O, clock or randomness.
+//! State machine of a request, without I/O, clock or randomness.
 //!
-//! [`Core::step`] takes one [`Input`] and the time and gives the [`Output`]s to
-//! carry out, in order. It must not know files, processes, terminals or the
-//! real rules; the driver does what it says and tells it what came of it.
+//! [`Core::step`] takes one [`Input`] and the time, and returns the [`Output`]s to carry out, in
+//! order. The core must not depend on files, processes, terminals or the real rules. The driver
+//! carries out the outputs and reports their results.
 //!
-//! What it promises, whatever the order of the inputs (the simulation plays
-//! them): nothing is released before its record is durable (L6); nothing is
-//! released that was not allowed or consented to, byte for byte (L1, L5); a
-//! later attempt has the same powers plus what was agreed to (L3); a held call
-//! is answered once, and gets a power only after the consent to exactly that is
-//! on record; a refusal beats everything (L9); it finishes exactly once, with nothing left alive
-//! (L8).
+//! The core guarantees the following for every order of the inputs (the simulation tests them).
+//! Nothing is released before its record is durable (L6). Nothing is released that was not allowed
+//! or approved, byte for byte (L1, L5). A later attempt has the same powers plus the approved ones
+//! (L3). A held call is answered once, and gets a power only after the approval of exactly that
+//! power is on record. A refusal overrides everything (L9). The request finishes exactly once, with
+//! no process left alive (L8).
 
 mod asking;
 mod clock;
@@ -36,49 +35,48 @@ pub use asking::shown_command;
 pub use holding::HeldCall;
 pub use machine::Core;
 
-/// Numbers and names the core works with.
+/// Numbers and names that the core uses.
 #[derive(Clone, Debug)]
 pub struct CoreConfig {
     /// Version of the policy; consent is bound to it.
     pub policy: Digest,
-    /// Who runs Stockade, e.g. `uid 1000`; consent is bound to it.
+    /// User that runs Stockade, e.g. `uid 1000`; consent is bound to it.
     pub user: String,
-    /// Silence of an approver means no after this many milliseconds.
+    /// Time-out of a question in milliseconds; it then counts as refused.
     pub question_timeout_ms: u64,
-    /// A record that is not durable after this many milliseconds has failed.
+    /// Time-out in milliseconds for making a record durable.
     pub commit_timeout_ms: u64,
-    /// Milliseconds between asking a command to end and killing it.
+    /// Milliseconds between the request to end and the kill of a command.
     pub grace_ms: u64,
-    /// Milliseconds that a killed tree may take to be gone.
+    /// Time-out in milliseconds for a killed process tree to be gone.
     pub kill_timeout_ms: u64,
-    /// Executions of one request at most.
+    /// Most executions of one request.
     pub max_attempts: u32,
-    /// Powers in one question at most.
+    /// Most powers in one question.
     pub max_grants_asked: usize,
-    /// Programs and denials of one attempt that are recorded one by one.
+    /// Most programs and denials of one attempt that are recorded individually.
     pub max_attempt_events: u32,
-    /// Questions about held calls that stand open at the same time.
+    /// Most open questions about held calls.
     pub max_questions: usize,
-    /// Held calls of one attempt that somebody is asked about; the others are
-    /// refused.
+    /// Most held calls of one attempt that need a question; further calls are refused.
     pub max_holds: usize,
-    /// From the how-many-th file of a directory on the directory is offered.
+    /// Number of files of a directory from which on the directory is offered.
     pub directory_from: usize,
-    /// Whether somebody to ask may come while the command runs.
+    /// True if an approver may become available while the command runs.
     pub approver_may_come: bool,
-    /// Who is asked for an opinion before a question is put.
+    /// Reviewer that gives an opinion before a question is put.
     pub reviewer: Option<ReviewerTerms>,
-    /// Which powers no answer is remembered for.
+    /// Selects the powers for which no answer is remembered.
     pub guard: PowerGuard,
 }
 
-/// Says whether a power is over credentials or a part of the system. The core knows no
-/// paths, so it asks.
+/// Check whether a power is over credentials or a part of the system. The core does not interpret
+/// paths, so it calls this function.
 #[derive(Clone)]
 pub struct PowerGuard(Arc<dyn Fn(&Grant) -> bool + Send + Sync>);
 
 impl PowerGuard {
-    /// The same answer for the same power, always.
+    /// Creates a check. It must always return the same result for the same power.
     pub fn new(is_guarded: impl Fn(&Grant) -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(is_guarded))
     }
@@ -94,17 +92,17 @@ impl std::fmt::Debug for PowerGuard {
     }
 }
 
-/// Who gives opinions, and how long they are waited for.
+/// Name and time-out of the reviewer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReviewerTerms {
-    /// Its name.
+    /// The reviewer's name.
     pub name: String,
-    /// The question is put without an opinion after this many milliseconds.
+    /// Time-out in milliseconds, after which the question is put without an opinion.
     pub timeout_ms: u64,
 }
 
 impl CoreConfig {
-    /// The shipped numbers.
+    /// Returns the default numbers.
     pub fn new(policy: Digest, user: String) -> Self {
         Self {
             policy,
@@ -126,39 +124,38 @@ impl CoreConfig {
     }
 }
 
-/// What the rules say of a request, and what of it somebody must agree to.
+/// Result of the rules for a request, with the parts that need consent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ruling {
-    /// The verdict and why.
+    /// The verdict and its reasons.
     pub decision: Decision,
-    /// What must be asked, all of which need a yes: about the run, about powers
-    /// asked for with it. The question about a missing sandbox is put whether or
-    /// not it stands here.
+    /// Questions that must all be approved: about the run, and about powers in the request. The
+    /// question about a missing sandbox is put even if it is not in this list.
     pub questions: Vec<QuestionKind>,
-    /// The question about the run that the caller's own approval answers, which
-    /// spares the question and nothing else.
+    /// The question about the run that the caller's own approval answers. That approval replaces
+    /// this question only.
     pub by_caller: Option<QuestionKind>,
-    /// Powers asked for that the backend cannot give.
+    /// Requested powers that the backend cannot give.
     pub unhonoured: Vec<Grant>,
-    /// Whether rules may give powers to held calls, where nobody is asked too.
+    /// True if rules may give powers to held calls, even if no question can be put.
     pub gives_powers: bool,
-    /// What the rules want of the run, where it is another than was asked for.
+    /// Changes that the rules make to the requested run, if any.
     pub wanted: Option<Wanted>,
 }
 
-/// With what the rules let a request run.
+/// Profile, powers and limit with which the rules let a request run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The profile.
     pub profile: String,
-    /// The powers asked for and those that the rules add.
+    /// The requested powers and those that the rules add.
     pub grants: Vec<Grant>,
     /// The wall-clock limit, in milliseconds.
     pub timeout_ms: Option<u64>,
 }
 
 impl Wanted {
-    /// Puts it into the request; from then on it is what was asked for.
+    /// Writes the changes into the request, which from then on is the original request.
     pub fn put_into(&self, request: &mut Request) {
         request.profile.clone_from(&self.profile);
         request.grants.clone_from(&self.grants);
@@ -166,26 +163,27 @@ impl Wanted {
     }
 }
 
-/// A plan and the digests that bind it.
+/// A plan with the digests that bind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
     /// The plan.
     pub plan: Plan,
-    /// Its digest.
+    /// Digest of the plan.
     pub digest: Digest,
     /// Digest of its whole profile.
     pub profile: Digest,
-    /// Identity of the program and of a script named to it; see
+    /// Identity of the program and of a script in its arguments; see
     /// [`RunBinding`](crate::keys::RunBinding).
     pub identity: Digest,
-    /// Whether that is all that would run: only then an approval may be remembered.
+    /// True if the identity covers everything that would run. Only then may an approval be
+    /// remembered.
     pub is_identified: bool,
-    /// Which directory the workspace is; see [`GrantContext`](crate::keys::GrantContext).
+    /// Identity of the workspace directory; see [`GrantContext`](crate::keys::GrantContext).
     pub workspace: Digest,
 }
 
 impl Planned {
-    /// A plan with its digests, of a program that is known and a workspace that is not.
+    /// Creates a plan with its digests, for a known program and an unknown workspace.
     ///
     /// # Errors
     /// Never in practice: every map of a plan has string keys.
@@ -198,228 +196,223 @@ impl Planned {
     }
 }
 
-/// Why a plan has no digest.
+/// Error if the digest of a plan cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the plan cannot be written down: {0}")]
 pub struct DigestError(String);
 
-/// An answer found in the memory.
+/// Remembered answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remembered {
     /// The answer.
     pub answer: Answer,
-    /// Which one, as `approvals show` names it.
+    /// Identifier of the answer, as `approvals show` prints it.
     pub id: String,
 }
 
-/// An answer to keep.
+/// Answer to remember.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memo {
-    /// What it is bound to.
+    /// Key that the answer is bound to.
     pub key: Key,
-    /// The answer with its scope; of `Times`, the uses that are left.
+    /// The answer with its scope; for `Times`, with the remaining uses.
     pub answer: Answer,
-    /// What it was about: the command, or the power in its text form.
+    /// Subject of the answer: the command, or the power in its text form.
     pub subject: String,
-    /// The powers it was about.
+    /// Powers of the answer.
     pub grants: Vec<Grant>,
-    /// The request that raised the question.
+    /// The request that caused the question.
     pub request: RequestId,
-    /// Who answered.
+    /// Approver that answered.
     pub by: String,
 }
 
-/// What a reviewer said of a question.
+/// A reviewer's reply to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reviewed {
     /// Digest of the question.
     pub digest: Digest,
-    /// The opinion, or why there is none.
+    /// The opinion, or the reason for its absence.
     pub review: Review,
-    /// What was received.
+    /// The received response.
     pub response: Option<RawText>,
-    /// How long it took, in milliseconds.
+    /// Duration in milliseconds.
     pub took_ms: u64,
 }
 
-/// Something that happened.
+/// Event that the driver reports to the core.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// The request's text was read.
+    /// The request's text was assessed.
     Assessed(Assessment),
-    /// The rules spoke.
+    /// The rules were applied.
     Decided(Box<Ruling>),
-    /// The plan that was asked for.
+    /// The requested plan was made.
     Planned(Box<Planned>),
-    /// It cannot be made; what and why, for a person.
+    /// The plan cannot be made. The text gives the failure and its reason, for a person.
     PlanFailed(String),
     /// Powers remembered for the session, workspace and profile.
     Standing(Standing),
-    /// What the memory holds under each key, in order, and whether somebody
-    /// could be asked now.
+    /// Remembered answers for each key, in order, and whether an approver is available now.
     Recalled {
-        /// One for each key.
+        /// Answer for each key.
         answers: Vec<Option<Remembered>>,
-        /// Whether an approver is there.
+        /// True if an approver is available.
         approver: bool,
     },
     /// The memory could not be read.
     MemoryFailed(String),
-    /// An answer could not be kept; it holds for this request only.
+    /// An answer could not be stored; it applies to this request only.
     NotRemembered(String),
     /// An approver answered.
     Answered {
-        /// Digest of the question it saw. Others are ignored.
+        /// Digest of the question that the approver saw. Other digests are ignored.
         digest: Digest,
         /// The answer.
         answer: Answer,
-        /// Who.
+        /// Name of the approver.
         by: String,
     },
-    /// A reviewer was heard on a question. Of others, and the second time, it
-    /// is ignored.
+    /// A reviewer replied to a question. Ignored for other questions, and the second time.
     Reviewed(Box<Reviewed>),
     /// Everything recorded before this [`Output::Commit`] is durable.
     Committed(u64),
     /// An event could not be written or made durable.
     RecordFailed(String),
-    /// The sandbox stands, with the command held.
+    /// The sandbox is built, and the command is held.
     Prepared(EnforcementReport),
-    /// It could not be built; what and the remedy.
+    /// The sandbox could not be built. The text gives the failure and the remedy.
     PrepareFailed(String),
-    /// The command was let go.
+    /// The command was released.
     Released,
-    /// It could not be: the sandbox died while it was held.
+    /// The release failed because the sandbox died while the command was held.
     ReleaseFailed(String),
-    /// Something was refused inside.
+    /// An operation in the sandbox was refused.
     Denied {
         /// The refusal.
         denial: Denial,
-        /// The powers that would have let it pass, where they may be asked
-        /// about: the backend could really give them, and the rules let a person
-        /// be asked. Usually the denial's grant, or nothing.
+        /// The powers that would have permitted the operation, if they may be requested: the
+        /// backend can give them, and the rules permit a question. Usually the denial's grant, or
+        /// nothing.
         powers: Vec<Grant>,
     },
-    /// A limit was passed; the attempt is to be ended.
+    /// A limit was exceeded; the attempt must be ended.
     Breached {
-        /// The limit, as a refusal would say it.
+        /// The limit, in the form of a refusal.
         denial: Denial,
-        /// What would raise it, where that may be asked about.
+        /// The powers that would raise it, if they may be requested.
         powers: Vec<Grant>,
     },
     /// A call lacks a power and waits.
     Held(Box<HeldCall>),
-    /// What the memory holds for a held call.
+    /// Remembered answers for a held call.
     HeldRecalled {
-        /// Which one.
+        /// Identifier of the call.
         id: HoldId,
-        /// One for each key, or why it could not be read.
+        /// Answer for each key, or the reason for a failed read.
         answers: Result<Vec<Option<Remembered>>, String>,
-        /// Whether an approver is there.
+        /// True if an approver is available.
         approver: bool,
     },
-    /// Nobody waits behind this held call any more.
+    /// No process waits for this held call any more.
     Withdrawn(HoldId),
-    /// A connection through the door is over.
+    /// A connection through the egress proxy was closed.
     Connection(Box<ConnectionRecord>),
-    /// A key of the person's ssh agent signed.
+    /// A key of the user's ssh agent signed.
     Signed {
-        /// The grant that let it pass.
+        /// The grant that permitted the signature.
         grant: Grant,
-        /// What was signed.
+        /// The signed object.
         object: RawText,
     },
-    /// A program was executed inside.
+    /// A program was executed in the sandbox.
     Executed {
         /// Process id as the host sees it.
         pid: u32,
         /// Resolved program.
         program: RawText,
     },
-    /// The attempt is over and nothing of it is alive.
+    /// The attempt is over and none of its processes is alive.
     Ended(Box<AttemptEnd>),
-    /// The person interrupted: this signal arrived at Stockade.
+    /// The user interrupted: Stockade received this signal.
     Interrupted(i32),
-    /// Time passed; send it when [`Core::deadline`] is reached.
+    /// Time passed. Send this when [`Core::deadline`] is reached.
     Tick,
 }
 
-/// Something to do. Carried out in order; when a [`Record`](Self::Record)
-/// fails, the rest of the same step is dropped and the failure is the next
+/// Operation for the driver, which carries the operations out in order. If a
+/// [`Record`](Self::Record) fails, the rest of the same step is dropped and the failure is the next
 /// input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Read the text; answer with [`Input::Assessed`].
+    /// Assess the text; answer with [`Input::Assessed`].
     Assess,
     /// Apply the rules; answer with [`Input::Decided`].
     Decide(Box<Assessment>),
     /// Make a plan; answer with [`Input::Planned`] or [`Input::PlanFailed`].
     MakePlan {
-        /// Counts from 1.
+        /// Number of the attempt, from 1.
         attempt: u32,
-        /// The grants of the plan: exactly these.
+        /// Exactly the grants of the plan.
         grants: Vec<Grant>,
     },
-    /// Find the powers that stand; answer with [`Input::Standing`] or
-    /// [`Input::MemoryFailed`].
+    /// Find the remembered powers; answer with [`Input::Standing`] or [`Input::MemoryFailed`].
     FindStanding(Box<GrantContext>),
-    /// Look these up; answer with [`Input::Recalled`] or
-    /// [`Input::MemoryFailed`].
+    /// Look up these keys; answer with [`Input::Recalled`] or [`Input::MemoryFailed`].
     LookUp(Vec<Key>),
-    /// Keep these.
+    /// Remember these answers.
     Remember(Vec<Memo>),
-    /// Look these up for a held call; answer with [`Input::HeldRecalled`].
+    /// Look up keys for a held call; answer with [`Input::HeldRecalled`].
     LookUpHeld {
-        /// Which one.
+        /// Identifier of the call.
         id: HoldId,
-        /// What to look up.
+        /// Keys to look up.
         keys: Vec<Key>,
     },
-    /// Ask the reviewer about this question; answer with [`Input::Reviewed`].
-    /// An [`Ask`](Self::Ask) follows, whatever comes of it.
+    /// Send this question to the reviewer; answer with [`Input::Reviewed`]. An [`Ask`](Self::Ask)
+    /// follows in any case.
     Review(Box<Question>),
-    /// Put this question; answer with [`Input::Answered`]. While an attempt
-    /// runs several may be open.
+    /// Put this question; answer with [`Input::Answered`]. While an attempt runs, several questions
+    /// may be open.
     Ask(Box<Question>),
-    /// Take back the question of this digest: an answer counts for nothing now.
+    /// Withdraw the question with this digest; a later answer is ignored.
     Withdraw(Digest),
-    /// Write an event to the record.
+    /// Write an event to the audit log.
     Record(Box<EventKind>),
-    /// Acknowledge with [`Input::Committed`] once everything recorded so far
-    /// is written, or durable.
+    /// Acknowledge with [`Input::Committed`] once everything recorded so far is written, or
+    /// durable.
     Commit {
         /// Number to acknowledge.
         number: u64,
-        /// Whether it must survive a power loss.
+        /// True if it must survive a power loss.
         durable: bool,
     },
-    /// Build the sandbox and hold the command; answer with [`Input::Prepared`]
-    /// or [`Input::PrepareFailed`].
+    /// Build the sandbox and hold the command; answer with [`Input::Prepared`] or
+    /// [`Input::PrepareFailed`].
     Prepare {
         /// The plan.
         planned: Box<Planned>,
-        /// Whether calls that lack a power are to be held.
+        /// True to hold calls that lack a power.
         hold: bool,
     },
-    /// Let it go; answer with [`Input::Released`] or [`Input::ReleaseFailed`].
+    /// Release the command; answer with [`Input::Released`] or [`Input::ReleaseFailed`].
     Release,
-    /// Let everything of the attempt stand still for this limit; a
-    /// [`Input::Held`] about it follows, or [`Input::Breached`] where nothing can be
-    /// made to.
+    /// Freeze all processes of the attempt because of this limit. A [`Input::Held`] about it
+    /// follows, or [`Input::Breached`] if the backend cannot freeze them.
     StandStill(Box<Denial>),
     /// Answer a held call.
     AnswerHeld {
-        /// Which one.
+        /// Identifier of the call.
         id: HoldId,
-        /// With what.
+        /// The answer.
         answer: HeldAnswer,
     },
     /// Send a signal to the command.
     Signal(i32),
-    /// End the whole tree; [`Input::Ended`] follows.
+    /// Kill the whole process tree; [`Input::Ended`] follows.
     Kill,
-    /// Drop the sandbox, if there is one: it ends and no event of it counts.
+    /// Drop the sandbox, if there is one. It ends, and its events are ignored.
     Discard,
-    /// The request is over. The last output.
+    /// Finish the request. The last output.
     Finish(Box<Outcome>),
 }

@@ -1,8 +1,7 @@
-//! A reviewer's opinion on its way to the question it is about. The question
-//! waits for it a few seconds at most; what comes later is recorded and changes
-//! nothing.
+//! Passes a reviewer's opinion to its question. The question waits for the opinion a few seconds at
+//! most. A later opinion is recorded and changes nothing.
 //!
-//! It must not know what is in an opinion beyond whether it warns.
+//! This module must not interpret an opinion, except for whether it warns.
 
 use stockade_model::{Digest, EventKind, Question, Review};
 
@@ -12,8 +11,8 @@ use super::running::Live;
 use super::{Output, Reviewed};
 
 impl Core {
-    /// Puts a question, by way of the reviewer where there is one: true then,
-    /// and nobody was asked yet.
+    /// Puts a question, through the reviewer if there is one. Returns true in that case; the
+    /// approver does not have the question yet.
     pub(super) fn put(&mut self, question: &Question) -> bool {
         let question = Box::new(question.clone());
         let reviewing = self.config.reviewer.is_some();
@@ -26,7 +25,7 @@ impl Core {
         reviewing
     }
 
-    /// How long the reviewer or the approver is waited for.
+    /// Returns the time-out for the reviewer or the approver.
     pub(super) fn wait_ms(&self, reviewing: bool) -> u64 {
         match &self.config.reviewer {
             Some(reviewer) if reviewing => reviewer.timeout_ms,
@@ -85,7 +84,8 @@ impl Core {
         }
     }
 
-    /// The reviewer was not heard in time. It may still be, which is recorded.
+    /// Returns the review of a reviewer that did not answer in time. A later answer is still
+    /// recorded.
     fn unheard(&self, digest: Digest) -> Reviewed {
         let (by, took_ms) =
             self.config.reviewer.as_ref().map_or_else(Default::default, |terms| (terms.name.clone(), terms.timeout_ms));

@@ -1,5 +1,5 @@
-//! One attempt: record and sandbox in parallel, release after both, then its
-//! life until nothing of it is alive.
+//! Execution of one attempt: the record and the sandbox are prepared in parallel; the command is
+//! released after both. The module then follows the attempt until all its processes are gone.
 
 use stockade_model::{
     AttemptRecord, ConnectionRecord, Denial, EnforcementReport, EventKind, Grant, HostUse, Level, Limit, RawText,
@@ -14,17 +14,17 @@ use super::machine::{Core, Phase};
 use super::{Input, Output, Planned};
 use crate::AttemptEnd;
 
-/// Ask a process to end (signal(7), all Linux architectures).
+/// Asks a process to end (signal(7), all Linux architectures).
 const SIGTERM: i32 = 15;
-/// Most hosts and ports of an attempt that stand in the outcome one by one.
+/// Most hosts and ports of an attempt that the outcome lists individually.
 const MAX_HOSTS_USED: usize = 1_000;
-/// Reads in one event: two paths of the greatest length each, escaped, stay
-/// below a line's bound.
+/// Reads in one event. Two paths of the greatest length each, escaped, stay below the limit of a
+/// line.
 const READS_IN_EVENT: usize = 50;
-/// Why a request ended, for the outcome.
+/// Reason of the end of a request, for the outcome.
 pub(super) const BY_PERSON: &str = "ended by the person who was asked";
 
-/// An attempt from its record to its end.
+/// An attempt, from its record to its end.
 #[derive(Debug)]
 pub(super) struct Live {
     /// The commit that makes its start durable.
@@ -32,27 +32,27 @@ pub(super) struct Live {
     committed: bool,
     start_deadline_ms: u64,
     enforced: Option<EnforcementReport>,
-    /// Release was given out; the command may be running.
+    /// True after the release was ordered; the command may be running.
     released: bool,
-    /// Absent where there is no limit, before the command runs, and while somebody
-    /// is asked for more of it.
+    /// Absent if there is no limit, before the command runs, and while a question about more time
+    /// is open.
     clock: Option<Clock>,
-    /// The limit of its plan, which a grant may raise.
+    /// Time limit of its plan, which a grant may raise.
     wall_ms: Option<u64>,
     denials: Vec<Denial>,
-    /// Of each denial, what may be asked for.
+    /// Powers that may be requested, for each denial.
     powers: Vec<Vec<Grant>>,
-    /// What was reached, by host and port.
+    /// Reached hosts and ports.
     uses: Vec<HostUse>,
     uses_left_out: u64,
     events: u32,
     stop: Option<Stop>,
-    /// Whether the backend was told to hold calls.
+    /// True if the backend holds calls.
     pub(super) holding: bool,
     pub(super) holds: Holds,
 }
 
-/// Why and how far the attempt is being ended.
+/// Reason and progress of the end of the attempt.
 #[derive(Debug)]
 struct Stop {
     reason: Reason,
@@ -63,16 +63,16 @@ struct Stop {
 #[derive(Debug)]
 enum Reason {
     TimedOut,
-    /// Another limit, and by how much.
+    /// Another limit, with the amount.
     Limit(String),
     Interrupted(i32),
-    /// A person who was asked about a held call wants the end.
+    /// A person aborted the request when asked about a held call.
     Aborted,
     RecordFailed(String),
 }
 
 impl Live {
-    /// The same refusal, if it is known.
+    /// Returns the same refusal, if it was seen before.
     fn known_denial(&mut self, denial: &Denial) -> Option<&mut Denial> {
         let same = |known: &&mut Denial| {
             (known.operation, &known.object, known.layer, &known.rule)
@@ -81,12 +81,12 @@ impl Live {
         self.denials.iter_mut().find(same)
     }
 
-    /// When time has to be looked at; a question is waited for `wait_ms`.
+    /// Returns the next deadline; a question waits for `wait_ms`.
     pub(super) fn deadline_ms(&self, wait_ms: u64) -> Option<u64> {
         [self.end_ms(), self.holds.deadline_ms(wait_ms)].into_iter().flatten().min()
     }
 
-    /// After each input: its time stands still while an answer is waited for.
+    /// Stops the clock while an answer is pending. Called after each input.
     pub(super) fn keep_time(&mut self, now_ms: u64) {
         let stand = self.holds.wait_for_somebody();
         if let Some(clock) = &mut self.clock {
@@ -94,17 +94,17 @@ impl Live {
         }
     }
 
-    /// Whether the command runs and nobody is ending it.
+    /// Returns whether the command runs and is not being ended.
     pub(super) fn is_running(&self) -> bool {
         self.released && self.stop.is_none()
     }
 
-    /// Whether its time is over and somebody is asked for more.
+    /// Returns whether its time is over and a question about more time is open.
     fn asks_for_time(&self) -> bool {
         self.clock.is_none() && self.wall_ms.is_some()
     }
 
-    /// When the start, the command, its grace or its killing takes too long.
+    /// Returns the deadline of the start, the command, its grace period or its kill.
     fn end_ms(&self) -> Option<u64> {
         match &self.stop {
             _ if !self.released => Some(self.start_deadline_ms),
@@ -115,7 +115,7 @@ impl Live {
 }
 
 impl Core {
-    /// All consent is given: records the start and builds the sandbox.
+    /// Records the start and builds the sandbox, because all consent is given.
     pub(super) fn start_attempt(&mut self) {
         if let Some(escalation) = self.escalation.take() {
             let ending = escalation.ending.clone();
@@ -213,9 +213,10 @@ impl Core {
                 self.phase = Phase::Attempt(live);
             }
             Input::Signed { grant, object } => {
-                // What runs in a container could tell of a signature that it has no grant for.
+                // A process in a container could report a signature that no grant permits.
                 if let Some(planned) = self.planned.as_ref().filter(|planned| planned.plan.grants.contains(&grant)) {
-                    // Backends bound them. No flood of other events may keep one off the record.
+                    // The backend bounds these events. A flood of other events must not keep one
+                    // off the record.
                     let attempt = planned.plan.attempt;
                     self.record(EventKind::Signed { attempt, grant, object });
                 }
@@ -246,7 +247,8 @@ impl Core {
         self.release_when_ready(live);
     }
 
-    /// Both the durable record and the sandbox, in either order; once.
+    /// Releases the command once both the record is durable and the sandbox is ready, in either
+    /// order.
     fn release_when_ready(&mut self, mut live: Box<Live>) {
         if live.committed && live.enforced.is_some() && !live.released {
             live.released = true;
@@ -266,8 +268,8 @@ impl Core {
         self.phase = Phase::Attempt(live);
     }
 
-    /// Records an event of the command's making, up to a number; then says
-    /// once that there are more, so that a command cannot fill the record.
+    /// Records an event caused by the command, up to a limit. Then records once that there are more
+    /// events, so that a command cannot fill the audit log.
     pub(super) fn record_bounded(&mut self, live: &mut Live, kind: EventKind) {
         let limit = self.config.max_attempt_events;
         live.events = live.events.saturating_add(1);
@@ -279,7 +281,7 @@ impl Core {
         }
     }
 
-    /// Whether an event of the command's making would still be recorded.
+    /// Returns whether an event caused by the command would still be recorded.
     pub(super) fn may_record_more(&self, live: &Live) -> bool {
         live.events < self.config.max_attempt_events
     }
@@ -289,8 +291,8 @@ impl Core {
             return;
         }
         self.record_bounded(live, EventKind::Denied { denial: denial.clone() });
-        // A backend counts equal refusals itself and may say the higher count
-        // once more; it is the same refusal.
+        // A backend counts equal refusals itself and may report the higher count once more. This is
+        // the same refusal.
         if let Some(known) = live.known_denial(&denial) {
             known.count = known.count.max(denial.count);
             if known.resolution == Resolution::Granted {
@@ -302,14 +304,14 @@ impl Core {
         live.powers.push(powers);
     }
 
-    /// Ends the attempt, unless somebody does that already.
+    /// Ends the attempt, unless it is already being ended.
     fn on_breached(&mut self, live: &mut Live, denial: Denial, powers: Vec<Grant>) {
         let reason = if denial.is_of_limit(Limit::Wall) {
             Reason::TimedOut
         } else {
             Reason::Limit(format!("limit {}: {}", denial.object.escaped(), denial.rule))
         };
-        // What somebody was asked about in vain is known.
+        // A limit that a question was refused for is already known.
         if live.known_denial(&denial).is_none() {
             self.on_denied(live, denial, powers);
         }
@@ -318,8 +320,8 @@ impl Core {
         }
     }
 
-    /// The limit of the plan may be raised while everything stands still; what the
-    /// caller said for this request may not.
+    /// Handles the end of the attempt's time. The limit of the plan may be raised while everything
+    /// is frozen; the caller's limit for this request may not.
     fn on_time_over(&mut self, live: &mut Live) {
         let raisable = live.wall_ms.filter(|wall_ms| self.request.timeout_ms.is_none_or(|ms| ms > *wall_ms));
         match raisable {
@@ -332,7 +334,7 @@ impl Core {
         }
     }
 
-    /// The clock goes on with what these grants add to the time that is used up.
+    /// Restarts the clock with the time that these grants add to the used time.
     pub(super) fn lengthen(&self, live: &mut Live, grants: &[Grant]) {
         if !live.asks_for_time() {
             return;
@@ -347,7 +349,7 @@ impl Core {
         live.clock = Some(Clock::start(self.now_ms, limit_ms.saturating_sub(before_ms)));
     }
 
-    /// Nobody gave more time.
+    /// Ends the attempt because no more time was granted.
     pub(super) fn end_for_time(&mut self, live: &mut Live) {
         if live.is_running() && live.asks_for_time() {
             self.ask_to_end(live, SIGTERM, Reason::TimedOut);
@@ -361,7 +363,7 @@ impl Core {
         self.record_bounded(live, EventKind::Connection { attempt, connection });
     }
 
-    /// Keeps what became of a held call. It leads to no further attempt.
+    /// Stores the result of a held call, which leads to no further attempt.
     pub(super) fn note_denial(&self, live: &mut Live, denial: &Denial, resolution: Resolution) {
         if let Some(known) = live.known_denial(denial) {
             known.count = known.count.max(denial.count);
@@ -419,7 +421,7 @@ impl Core {
         self.after_attempt(ending, powers);
     }
 
-    /// In pieces, each well below the size of a line of the record.
+    /// Records the reads in pieces, each well below the size limit of a line of the audit log.
     fn record_reads(&mut self, reads: &[ReadAccess]) {
         let attempt = self.planned.as_ref().map_or(0, |planned| planned.plan.attempt);
         for piece in reads.chunks(READS_IN_EVENT) {
@@ -478,8 +480,7 @@ impl Core {
         self.phase = Phase::Attempt(live);
     }
 
-    /// A deadline passed: of the record, of the command, of its grace, or of
-    /// its killing.
+    /// Handles a passed deadline: of the record, the command, its grace period or its kill.
     pub(super) fn on_tick_in_attempt(&mut self, mut live: Box<Live>) {
         if !live.released {
             self.out.push(Output::Discard);
@@ -506,8 +507,8 @@ impl Core {
         self.phase = Phase::Attempt(live);
     }
 
-    /// Sends `signal`; what does not end within its grace is killed. What is held
-    /// fails now, so that a handler can run.
+    /// Sends `signal`; processes that outlive the grace period are killed. Held calls fail now, so
+    /// that a signal handler can run.
     fn ask_to_end(&mut self, live: &mut Live, signal: i32, reason: Reason) {
         let deadline_ms = self.now_ms.saturating_add(self.config.grace_ms);
         live.stop = Some(Stop { reason, killed: false, deadline_ms });
@@ -522,7 +523,7 @@ impl Core {
     }
 }
 
-/// Levels by strength, for comparing what was asked with what was had.
+/// Returns the rank of a level, to compare the requested level with the enforced one.
 fn strength(level: Level) -> u8 {
     match level {
         Level::None => 0,

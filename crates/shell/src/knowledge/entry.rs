@@ -1,71 +1,71 @@
-//! What is known of one program or subcommand, and how its table says it. Must
-//! not know how arguments are read or judged.
+//! Knowledge about one program or subcommand, and its form in the tables. It must not depend on how
+//! arguments are read or classified.
 
 use super::text::Value;
 
-/// What using an option, or the program at all, amounts to.
+/// Effect of an option, or of the program itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     Inert,
     Writes,
-    /// Changes the repository that holds the directory, and its work tree.
+    /// Changes the repository of the directory, and its work tree.
     Repository,
     Deletes,
-    /// Runs or loads code that the text does not show.
+    /// Runs or loads code that is not in the text.
     Executes,
     Connects,
-    /// Reads something that is not judged: a file of names, a directory.
+    /// Reads data that is not classified: a file of names, a directory.
     Reads,
-    /// Acts with, or changes, privileges.
+    /// Acts with privileges, or changes them.
     Privilege,
-    /// Arranges for something to run later.
+    /// Causes a program to run later.
     Persists,
     /// Changes the running system: processes, services, mounts, clocks.
     System,
 }
 
-/// What a value or an operand is.
+/// Kind of a value or an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Text,
-    /// Looked at, not read.
+    /// Path whose metadata is read.
     Path,
-    /// Content is read.
+    /// File whose content is read.
     Read,
-    /// Content is read, and of everything below.
+    /// File or directory whose content is read, with all files below.
     Search,
     Archive,
-    /// Written or created.
+    /// Path that is written or created.
     Write,
     Delete,
-    /// A directory that holds for the rest of the command.
+    /// Working directory for the rest of the command.
     Directory,
     /// A host, an address or a URL.
     Host,
-    /// `host:path` is remote, anything else a path that is read.
+    /// `host:path` is remote, any other value is a path that is read.
     RemoteRead,
-    /// `host:path` is remote, anything else a path that is written.
+    /// `host:path` is remote, any other value is a path that is written.
     RemoteWrite,
-    /// The rest is a command that is run here.
+    /// The rest is a command that runs on this machine.
     Command,
-    /// The rest is a command that is run in another system: a container, a host.
+    /// The rest is a command that runs in another system: a container, a host.
     Inside,
-    /// Words for a shell.
+    /// Shell code in words.
     Code,
     Sed,
     Awk,
     AwkFile,
     Jq,
     Rev,
-    /// Files or commits of the repository: text that no program takes for a file to open.
+    /// Files or commits of the repository: text that no program opens as a file.
     Pathspec,
-    /// A branch or a tag that is made or changed.
+    /// A branch or a tag that is created or changed.
     Branch,
-    /// A file or directory that a repository or a part of it is put to.
+    /// Destination file or directory for a repository or a part of it.
     Place,
-    /// Of another repository.
+    /// Address of another repository.
     Address,
-    /// The value that a name in git's configuration is given.
+    /// Value for a name in git's configuration.
     Setting,
     /// Permissions of a file.
     Mode,
@@ -80,7 +80,7 @@ pub(crate) enum Kind {
     Format,
     /// Digits, with a sign, a point or a unit.
     Number,
-    /// `path:path` or `source=path,...`: a place of the host put into a container.
+    /// `path:path` or `source=path,...`: a path of the host that is mounted in a container.
     Volume,
 }
 
@@ -137,26 +137,26 @@ const EFFECTS: &[(&str, Effect)] = &[
     ("system", Effect::System),
 ];
 
-/// What an option takes.
+/// Values of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arity {
     Flag,
     /// `-o VALUE`, `-oVALUE`, `--long VALUE`, `--long=VALUE`
     Value(Kind),
-    /// `-oVALUE`, `--long=VALUE` or none
+    /// `-oVALUE`, `--long=VALUE` or no value
     Optional(Kind),
     /// Two values (jq's `--arg`).
     Pair(Kind),
 }
 
-/// One option.
+/// Option of a program or subcommand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OptionSpec {
     pub effect: Effect,
     pub arity: Arity,
 }
 
-/// One operand, or the last ones.
+/// Operand, or the last ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operand {
     pub kind: Kind,
@@ -164,42 +164,42 @@ pub(crate) struct Operand {
     pub many: bool,
 }
 
-/// One program or subcommand.
+/// Program or subcommand in the knowledge base.
 #[derive(Debug, Default)]
 pub(crate) struct Entry {
     /// Sorted by name.
     pub options: Vec<(&'static str, OptionSpec)>,
     pub operands: Vec<Operand>,
-    /// What it does whatever its arguments; empty for a reader.
+    /// Effects for all arguments; empty for a reader.
     pub does: Vec<Effect>,
-    /// Options with which alone it only tells about itself, whatever it does.
+    /// Options with which alone it only prints information about itself, whatever its effects.
     pub tells: Vec<&'static str>,
-    /// Options with which it only reads its operands, whatever it does without.
+    /// Options with which it only reads its operands, whatever its effects without them.
     pub reader_with: Vec<&'static str>,
     /// Options whose value is the code that runs.
     pub code: Vec<&'static str>,
-    /// Options that stand in for the first operand.
+    /// Options that replace the first operand.
     pub given_by: Vec<&'static str>,
-    /// At least one of these must be there.
+    /// At least one of these must be present.
     pub requires: Vec<&'static str>,
-    /// Or its one operand must be a name at which no file is: it names a branch then.
+    /// Alternatively its only operand must be a name at which no file exists; the operand is a
+    /// branch then.
     pub or_absent: bool,
-    /// Where its first operand is the path of a repository it only takes from that one: it
-    /// reaches no host, and `does` does not hold.
+    /// If its first operand is the path of a repository, it only reads from that one. It reaches no
+    /// host, and `does` does not apply.
     pub from_path: bool,
-    /// And at least one of these.
+    /// At least one of these must be present too.
     pub requires_too: Vec<&'static str>,
-    /// What the runner must take away for this to be harmless; names of
-    /// `neutralise.toml`.
+    /// Settings that the run must neutralise for this to be harmless; names of `neutralise.toml`.
     pub neutralise: Vec<&'static str>,
-    /// Options that need this although the program does not, and what.
+    /// Options that need a setting neutralised although the program does not, with that setting.
     pub neutralise_with: Vec<(&'static str, &'static str)>,
-    /// With one of these, `operands_then` holds instead.
+    /// With one of these, `operands_then` applies instead.
     pub operands_with: Vec<&'static str>,
     pub operands_then: Vec<Operand>,
     /// `-5` is an option.
     pub numeric: bool,
-    /// No option can do harm: a leading wildcard is fine.
+    /// No option can do harm, so a leading wildcard is harmless.
     pub globs: bool,
     /// Every word is an operand.
     pub any: bool,
@@ -209,31 +209,31 @@ pub(crate) struct Entry {
     pub bundled: bool,
     /// The first operand names another entry.
     pub subcommands: bool,
-    /// `NAME=value` may stand before the command.
+    /// `NAME=value` may precede the command.
     pub assignments: bool,
     /// An argument that begins with `@` names a file of further arguments.
     pub at_files: bool,
-    /// Its arguments may be judged by code of their own (find, test).
+    /// Special code classifies the arguments (find, test).
     pub special: bool,
 }
 
 impl Entry {
-    /// The option of this name.
+    /// Returns the option of this name.
     pub(crate) fn option(&self, name: &str) -> Option<&OptionSpec> {
         self.options.binary_search_by_key(&name, |(n, _)| n).ok().map(|at| &self.options[at].1)
     }
 
-    /// What the operand at this place is.
+    /// Returns the operand at this index.
     pub(crate) fn operand(&self, index: usize) -> Option<Operand> {
         self.operands.get(index).or(self.operands.last().filter(|last| last.many)).copied()
     }
 
-    /// True if it runs the command in its arguments.
+    /// Returns whether it runs the command in its arguments.
     pub(crate) fn wraps(&self) -> bool {
         self.operands.last().is_some_and(|o| matches!(o.kind, Kind::Command | Kind::Inside | Kind::Code))
     }
 
-    /// Takes one key in; `None` if it has no meaning.
+    /// Reads one key; `None` if it is unknown.
     pub(super) fn take(&mut self, key: &str, value: &Value) -> Option<()> {
         match (key, value) {
             ("source" | "same" | "like", Value::Text(_)) | ("allow" | "ask" | "deny", Value::List(_)) => {}
@@ -278,7 +278,7 @@ impl Entry {
         Some(())
     }
 
-    /// Adds options as they are written: `-x`, `-x:kind`, `-x?:kind`.
+    /// Adds options in their written form: `-x`, `-x:kind`, `-x?:kind`.
     fn add(&mut self, text: &'static str, effect: Effect, key: &str) -> Option<()> {
         for word in words(text) {
             let (name, arity) = match word.split_once(':') {
@@ -299,7 +299,7 @@ impl Entry {
         Some(())
     }
 
-    /// Sorts the options; of two with one name the more harmful stays.
+    /// Sorts the options; of two with one name, the more harmful one stays.
     pub(super) fn finish(&mut self) {
         self.options.sort_by_key(|(name, spec)| (*name, harm(spec.effect)));
         self.options.dedup_by_key(|(name, _)| *name);
@@ -307,7 +307,7 @@ impl Entry {
     }
 }
 
-/// The greater harm sorts first.
+/// Returns a rank; the greater harm sorts first.
 fn harm(effect: Effect) -> u8 {
     match effect {
         Effect::Executes => 0,
@@ -319,7 +319,7 @@ fn harm(effect: Effect) -> u8 {
     }
 }
 
-/// What the value of such an option is where the file does not say.
+/// Returns the default kind of such an option's value.
 fn usual_kind(effect: Effect) -> Kind {
     match effect {
         Effect::Writes => Kind::Write,

@@ -1,21 +1,20 @@
-//! The table of denied uses: `knowledge/hazards.toml`, made into code when the
-//! crate is built.
+//! Table of denied uses: `knowledge/hazards.toml`, converted to code at build time.
 
-/// A denied use.
+/// Denied use.
 #[derive(Debug)]
 pub(crate) struct Hazard {
-    /// Of each group, at least one word must be among the arguments.
+    /// At least one word of each group must be among the arguments.
     pub needs: &'static [&'static [&'static str]],
     /// None of these may be among them.
     pub unless: &'static [&'static str],
     pub code: &'static str,
 }
 
-// HAZARDS; BY_NAME, sorted by name; BY_BEGINNING, names with a wildcard at their
-// end. No name is shorter than two letters.
+// HAZARDS; BY_NAME, sorted by name; BY_BEGINNING, names with a wildcard at their end. No name is
+// shorter than two letters.
 include!(concat!(env!("OUT_DIR"), "/hazards.rs"));
 
-/// The denied uses of a program.
+/// Returns the denied uses of a program.
 pub(crate) fn of(program: &[u8]) -> impl Iterator<Item = &'static Hazard> {
     super::tables_of(&BY_NAME, &BY_BEGINNING, program).map(|at| &HAZARDS[at])
 }
@@ -24,7 +23,7 @@ pub(crate) fn of(program: &[u8]) -> impl Iterator<Item = &'static Hazard> {
 mod tests {
     use super::*;
 
-    /// What was made of the table is what a reader of all TOML reads in it.
+    /// Checks that the generated code has the content that a full TOML parser reads.
     #[test]
     fn the_code_is_the_table() {
         let whole: toml::Table = include_str!("../../knowledge/hazards.toml").parse().unwrap();

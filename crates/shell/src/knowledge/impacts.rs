@@ -1,9 +1,9 @@
-//! The table of uses whose effect needs consent: `knowledge/impacts.toml`, made into
-//! code when the crate is built. What the keys mean is said there.
+//! Table of uses whose effect needs consent: `knowledge/impacts.toml`, converted to code at build
+//! time. That file documents the keys.
 
 use stockade_model::Impact;
 
-/// A use of programs.
+/// Use of programs.
 #[derive(Debug)]
 pub(crate) struct Use {
     pub uses: &'static [&'static [&'static [&'static str]]],
@@ -41,7 +41,7 @@ impl Use {
     };
 }
 
-/// Options of programs, as far as they decide what other words are.
+/// Options of programs that determine the role of other words.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     pub valued: &'static [&'static str],
@@ -58,29 +58,29 @@ pub(crate) struct Variables {
     pub code: &'static str,
 }
 
-// CODES, USES, BY_NAME, BY_BEGINNING, OPTIONS, OPTIONS_BY_NAME, VARIABLES; lists by
-// name are sorted. No name is shorter than two letters.
+// CODES, USES, BY_NAME, BY_BEGINNING, OPTIONS, OPTIONS_BY_NAME, VARIABLES; lists by name are
+// sorted. No name is shorter than two letters.
 include!(concat!(env!("OUT_DIR"), "/impacts.rs"));
 
 static NO_OPTIONS: Options = Options { valued: &[], flags: &[], acts: false };
 
-/// The uses of a program.
+/// Returns the uses of a program.
 pub(crate) fn of(program: &[u8]) -> impl Iterator<Item = &'static Use> {
     super::tables_of(&BY_NAME, &BY_BEGINNING, program).map(|at| &USES[at])
 }
 
-/// What is known of a program's options.
+/// Returns the known options of a program.
 pub(crate) fn options(program: &[u8]) -> &'static Options {
     let found = OPTIONS_BY_NAME.binary_search_by_key(&program, |(name, _)| name.as_bytes());
     found.map_or(&NO_OPTIONS, |at| &OPTIONS[OPTIONS_BY_NAME[at].1])
 }
 
-/// The variables among which this one is.
+/// Returns the group of variables that contains this one.
 pub(crate) fn variables(name: &[u8]) -> Option<&'static Variables> {
     VARIABLES.iter().find(|variables| variables.names.iter().any(|n| n.as_bytes() == name))
 }
 
-/// The impact and the sentence of a code.
+/// Returns the impact and the message of a code.
 pub(crate) fn meaning(code: &str) -> (Impact, &'static str) {
     let found = CODES.binary_search_by_key(&code, |(name, ..)| name);
     found.map_or((Impact::Outward, "An effect outside the sandbox."), |at| (CODES[at].1, CODES[at].2))

@@ -1,7 +1,7 @@
-//! The knowledge base: what programs do, which of their options do more, what
-//! their operands are. The data lies in `knowledge/*.toml`, one file per family,
-//! compiled in; a table is read when its program is first met. A program or an
-//! option that is not listed is not known.
+//! Knowledge base: the effects of programs, the options with further effects, and the kinds of
+//! operands. The data is in `knowledge/*.toml`, one file for each family, and is compiled in. A
+//! table is parsed when its program is first needed. A program or an option that is not listed is
+//! unknown.
 
 mod entry;
 pub(crate) mod hazards;
@@ -15,7 +15,7 @@ use self::text::{Value, pairs, tables};
 
 include!(concat!(env!("OUT_DIR"), "/index.rs"));
 
-/// One name and where its table stands.
+/// Name, with the position of its table.
 struct Slot {
     name: &'static str,
     /// The name in the table's header.
@@ -40,19 +40,19 @@ fn slot(name: &str) -> Option<&'static Slot> {
     SLOTS.binary_search_by_key(&name, |slot| slot.name).ok().map(|at| &SLOTS[at])
 }
 
-/// The entry of a program, or of a subcommand written `git log`.
+/// Returns the entry of a program, or of a subcommand in the form `git log`.
 pub(crate) fn lookup(name: &str) -> Option<&'static Entry> {
     let slot = slot(name).filter(|_| !name.starts_with('@'))?;
-    // A table that cannot be read knows nothing; a test keeps them readable.
+    // An unreadable table gives no entry; a test keeps the tables readable.
     slot.entry.get_or_init(|| build(slot.body()).ok()).as_ref()
 }
 
-/// The name under which a program's subcommands are listed.
+/// Returns the name under which a program's subcommands are listed.
 pub(crate) fn canonical(program: &str) -> Option<&'static str> {
     Some(slot(program)?.canonical)
 }
 
-/// The tables under a program's name: names are sorted, beginnings are looked through.
+/// Returns the tables for a program's name: exact names are sorted, prefixes are searched.
 fn tables_of(
     names: &'static [(&'static str, usize)],
     beginnings: &'static [(&'static str, usize)],
@@ -64,7 +64,7 @@ fn tables_of(
     exact.chain(begun).map(|(_, at)| *at)
 }
 
-/// One set of `neutralise.toml`.
+/// Set of `neutralise.toml`.
 #[derive(Debug, Default)]
 pub(crate) struct Neutralising {
     pub remove: Vec<&'static str>,
@@ -74,11 +74,11 @@ pub(crate) struct Neutralising {
     pub config: Vec<&'static str>,
     pub repository: bool,
     pub rustup: bool,
-    /// Nothing needs to be taken away where the repository configures nothing.
+    /// Nothing must be neutralised if the repository configures nothing.
     pub quiet: bool,
 }
 
-/// The set of this name.
+/// Returns the set of this name.
 pub(crate) fn neutralising(name: &str) -> Option<Neutralising> {
     let text = include_str!("../../knowledge/neutralise.toml");
     let (_, body) = tables(text).find(|(n, _)| *n == name)?;
@@ -98,7 +98,7 @@ pub(crate) fn neutralising(name: &str) -> Option<Neutralising> {
     Some(set)
 }
 
-/// Reads a table; `Err` names what has no meaning.
+/// Parses a table; `Err` contains the unknown part.
 fn build(body: &'static str) -> Result<Entry, &'static str> {
     let mut entry = Entry::default();
     take(&mut entry, body, 0)?;

@@ -1,4 +1,4 @@
-//! The knowledge base is well formed, and every example of every entry holds.
+//! Checks that the knowledge base is well formed, and that every example of every entry holds.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ fn all() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     FILES.iter().flat_map(|(family, text)| tables(text).map(move |(name, body)| (*family, name, body)))
 }
 
-/// The tables with what lists of examples they hold.
+/// Returns the examples of a table.
 fn lists(body: &'static str, wanted: &str) -> Vec<&'static str> {
     pairs(body)
         .filter_map(|pair| match pair.unwrap() {
@@ -52,7 +52,7 @@ fn every_table_is_readable_and_sourced() {
     }
 }
 
-/// The reading of the small part of TOML is that of the real reader.
+/// Checks that the small TOML parser agrees with the full one.
 #[test]
 fn the_files_are_toml() {
     for (family, text) in FILES.iter().chain(&[("neutralise", include_str!("../../knowledge/neutralise.toml"))]) {
@@ -124,8 +124,8 @@ fn what_has_no_meaning_is_refused() {
     }
 }
 
-/// Ways to write an option beside the arguments of an allowed example. `words`
-/// are those of the example, the first `fixed` name the program.
+/// Returns the ways to add an option to the arguments of an allowed example. `words` are those of
+/// the example; the first `fixed` name the program.
 fn spellings(entry: &Entry, name: &str, spec: OptionSpec, words: &[String], fixed: usize) -> Vec<Vec<String>> {
     let takes = !matches!(spec.arity, Arity::Flag);
     let value = "out.txt".to_owned();
@@ -136,7 +136,7 @@ fn spellings(entry: &Entry, name: &str, spec: OptionSpec, words: &[String], fixe
         forms.push(vec![joined]);
     }
     if name.len() == 2 && name.starts_with('-') {
-        // Behind another letter, and before it.
+        // After another letter, and before it.
         let letters = entry
             .options
             .iter()
@@ -150,7 +150,7 @@ fn spellings(entry: &Entry, name: &str, spec: OptionSpec, words: &[String], fixe
     if let Some(long) = name.strip_prefix("--") {
         for length in (2..long.len()).filter(|l| long.is_char_boundary(*l)) {
             let short = &long[..length];
-            // Another option by this very name is that other option.
+            // If this name is another option, it is not an abbreviation.
             if entry.option(&format!("--{short}")).is_none() {
                 forms.push(vec![format!("--{short}")]);
                 forms.push(vec![format!("--{short}={value}")]);
@@ -161,8 +161,8 @@ fn spellings(entry: &Entry, name: &str, spec: OptionSpec, words: &[String], fixe
     let mut out = Vec::new();
     for form in forms {
         let (program, rest) = words.split_at(fixed);
-        // Before the operands, behind them, before `--`. What stands behind a
-        // wrapper's command belongs to that command.
+        // Before the operands, after them, before `--`. Words after a wrapper's command belong to
+        // that command.
         out.push([program, &form[..], rest].concat());
         if !entry.wraps() {
             out.push([program, rest, &form[..]].concat());
@@ -172,8 +172,8 @@ fn spellings(entry: &Entry, name: &str, spec: OptionSpec, words: &[String], fixe
     out
 }
 
-/// Every option that does more than read, in every spelling, beside every allowed
-/// example: never allowed.
+/// Checks every option that does more than read, in every spelling, with every allowed example.
+/// None may be allowed.
 #[test]
 fn options_that_do_more_are_never_allowed_in_any_spelling() {
     let context = context();
@@ -206,8 +206,8 @@ fn options_that_do_more_are_never_allowed_in_any_spelling() {
     assert!(faults.is_empty(), "{} of {count}\n{}", faults.len(), faults.join("\n"));
 }
 
-/// What is done to a harmless line to make it harmful, the line in the place of
-/// `LINE`: around it, behind it, before it, under another program of that name.
+/// Ways to make a harmless line harmful; `LINE` stands for the line. They add a command around it,
+/// after it or before it, or use another program of that name.
 const ABUSES: &[&str] = &[
     "LINE > out.txt",
     "LINE >> ~/.bashrc",
@@ -237,7 +237,7 @@ const ABUSES: &[&str] = &[
     "f() { LINE; }; f",
 ];
 
-/// Abuse of every program of the base that is allowed anything: never allowed.
+/// Checks that no abuse of an allowed program is allowed.
 #[test]
 fn what_is_allowed_is_not_when_it_is_abused() {
     let context = context();
@@ -260,7 +260,8 @@ fn what_is_allowed_is_not_when_it_is_abused() {
     assert!(faults.is_empty(), "{} of {count}\n{}", faults.len(), faults.join("\n"));
 }
 
-/// Programs that are never allowed anything stay so in forms that read for others.
+/// Checks that programs without an allowed use are not allowed in forms that are harmless for
+/// others.
 #[test]
 fn programs_without_a_harmless_use_are_never_allowed() {
     let context = context();

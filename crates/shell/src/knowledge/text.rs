@@ -1,9 +1,8 @@
-//! Reads the files of the knowledge base: the small part of TOML they are
-//! written in, borrowed from the text and one table at a time, because a
-//! process that judges one command should not pay for hundreds of tables. A
-//! test holds this reading equal to that of the `toml` crate.
+//! Parses the files of the knowledge base: a small part of TOML. The values are borrowed from the
+//! text, and one table is parsed at a time, because classifying one command must not cost hundreds
+//! of tables. A test checks that the result equals that of the `toml` crate.
 
-/// A value: the files need no more kinds.
+/// Value; the files need no other kinds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
     Text(&'static str),
@@ -11,11 +10,10 @@ pub(crate) enum Value {
     List(Vec<&'static str>),
 }
 
-/// A table's name and the text up to the next one.
+/// Name of a table, and the text up to the next one.
 pub(crate) type Table = (&'static str, &'static str);
 
-/// The tables of a file in order. A header stands at the start of a line and
-/// nothing else does that begins with a bracket.
+/// Returns the tables of a file in order. Only a header starts a line with a bracket.
 pub(crate) fn tables(text: &'static str) -> impl Iterator<Item = Table> {
     let mut rest = text.find("\n[").map_or("", |at| &text[at + 1..]);
     std::iter::from_fn(move || {
@@ -28,7 +26,7 @@ pub(crate) fn tables(text: &'static str) -> impl Iterator<Item = Table> {
     })
 }
 
-/// The keys of a table; `Err` holds the line that could not be read.
+/// Returns the keys of a table; `Err` contains the line that could not be parsed.
 pub(crate) fn pairs(body: &'static str) -> impl Iterator<Item = Result<(&'static str, Value), &'static str>> {
     let mut rest = body;
     std::iter::from_fn(move || {
@@ -50,7 +48,7 @@ pub(crate) fn pairs(body: &'static str) -> impl Iterator<Item = Result<(&'static
     })
 }
 
-/// One key with its value, and what follows.
+/// Parses one key with its value; also returns the rest.
 fn pair(text: &'static str) -> Option<(&'static str, Value, &'static str)> {
     let (key, rest) = text.split_once(" = ")?;
     if !key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_') {
@@ -70,7 +68,7 @@ fn pair(text: &'static str) -> Option<(&'static str, Value, &'static str)> {
     rest[..line_end].trim().is_empty().then(|| (key, value, rest.get(line_end + 1..).unwrap_or_default()))
 }
 
-/// A string without escapes, in either kind of quotes.
+/// Parses a string without escapes, in either kind of quotes.
 fn string(text: &'static str) -> Option<(&'static str, &'static str)> {
     let quote = text.chars().next().filter(|c| matches!(c, '"' | '\''))?;
     let (inside, rest) = text[1..].split_once(quote)?;

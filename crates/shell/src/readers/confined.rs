@@ -1,5 +1,5 @@
-//! Does a command that writes name anything beyond the workspace? Whatever its words
-//! mean to the program: each that could be a path there is told.
+//! Checks whether a writing command names a path outside the workspace. Every word that could be
+//! such a path is reported, whatever its meaning for the program.
 
 use crate::judge::Judge;
 use crate::knowledge::{Effect, Entry, Kind};
@@ -8,7 +8,7 @@ use crate::paths::{self, Place};
 use crate::rules;
 use crate::words::Argument;
 
-/// Tells of the first word of a writing command that may lead beyond the workspace.
+/// Reports the first word of a writing command that may name a path outside the workspace.
 pub(super) fn check(judge: &mut Judge, arguments: &[Argument]) {
     let inside = judge.scope.cwd.as_ref().is_some_and(|cwd| is_inside(judge, cwd));
     let beyond = arguments.iter().find(|argument| !inside || !stays(judge, argument));
@@ -17,8 +17,8 @@ pub(super) fn check(judge: &mut Judge, arguments: &[Argument]) {
     }
 }
 
-/// Tells of a value that leads out of the workspace, of a command that changes a
-/// repository. Its other words are text, or names within the repository.
+/// Reports a value that leads out of the workspace, for a command that changes a repository. Its
+/// other words are text, or names within the repository.
 pub(super) fn check_places(judge: &mut Judge, entry: &Entry, parsed: &Parsed) {
     if !entry.does.contains(&Effect::Repository) {
         return;
@@ -37,7 +37,7 @@ pub(super) fn check_places(judge: &mut Judge, entry: &Entry, parsed: &Parsed) {
     }
 }
 
-/// Records that a command which writes may do so beyond the workspace.
+/// Records that a writing command may write outside the workspace.
 pub(crate) fn record(judge: &mut Judge, at: (usize, usize)) {
     judge.ask("beyond-workspace", "Names a place beyond the workspace, or one that is not in the text.", at);
 }
@@ -46,12 +46,12 @@ fn is_inside(judge: &Judge, path: &[u8]) -> bool {
     matches!(paths::place(path, judge.context), Place::Workspace | Place::Temporary)
 }
 
-/// True for what git keeps, where a file may be a program or a setting.
+/// Returns whether the path is in git's own directory, where a file may be a program or a setting.
 fn is_of_git(path: &[u8]) -> bool {
     path.split(|b| *b == b'/').any(|name| name.eq_ignore_ascii_case(b".git"))
 }
 
-/// True if a word cannot name a place beyond the workspace.
+/// Returns whether a word cannot name a path outside the workspace.
 fn stays(judge: &Judge, argument: &Argument) -> bool {
     let Some(text) = argument.pattern() else { return false };
     let split = text.iter().position(|b| *b == b'=');

@@ -88,14 +88,14 @@ const FIND_VALUED: &[&str] = &[
     "-context",
 ];
 
-/// Tests with one value that is a file looked at.
+/// Tests with one value that is a file whose metadata is read.
 const FIND_FILES: &[&str] = &["-newer", "-anewer", "-cnewer", "-samefile", "-newermm", "-neweram", "-newercm"];
 
 /// Actions that write, remove or run.
 const FIND_ACTIONS: &[&str] =
     &["-exec", "-execdir", "-ok", "-okdir", "-delete", "-fprint", "-fprint0", "-fprintf", "-fls"];
 
-/// Judges find as a reader.
+/// Classifies find as a reader.
 pub(super) fn find(judge: &mut Judge, invocation: &Invocation) -> Flow {
     let mut arguments = invocation.arguments.iter().peekable();
     let mut in_expression = false;
@@ -144,8 +144,8 @@ pub(super) fn find(judge: &mut Judge, invocation: &Invocation) -> Flow {
 
 fn start(judge: &mut Judge, argument: &Argument) {
     sensitive(judge, argument);
-    // Listing the system is fine; listing a home, what holds homes, or a process
-    // is for the person to decide.
+    // Listing system directories is harmless. For a home directory, its parents or `/proc`, the
+    // person decides.
     let listed = judge.path(argument).is_some_and(|path| {
         paths::place(&path, judge.context) != Place::Ancestor && path != b"/home" && !path.starts_with(b"/proc")
     });
@@ -154,7 +154,7 @@ fn start(judge: &mut Judge, argument: &Argument) {
     }
 }
 
-/// A search beyond the workspace for names that hold secrets.
+/// Reports a search outside the workspace for names of secrets.
 fn hunts_by_name(judge: &mut Judge, starts: &[Argument], name: &Argument) {
     let outside = starts
         .iter()
@@ -174,8 +174,8 @@ const COMPARISONS: &[&str] = &["=", "==", "!=", "-nt", "-ot", "-ef", "<", ">", "
 const NUMBERS: &[&str] = &["-eq", "-ne", "-lt", "-le", "-gt", "-ge"];
 const JOINERS: &[&str] = &["!", "(", ")", "-a", "-o", "&&", "||"];
 
-/// Judges `test`, `[` and `[[`. What evaluates its operand (`-v`, `-R`, and in
-/// `[[` the numbers) runs substitutions even in quoted text.
+/// Classifies `test`, `[` and `[[`. A test that evaluates its operand (`-v`, `-R`, and the numbers
+/// in `[[`) runs substitutions even in quoted text.
 pub(super) fn test(judge: &mut Judge, invocation: &Invocation) -> Flow {
     let mut words: Vec<&Argument> = invocation.arguments.iter().collect();
     let closing: Option<&[u8]> = match invocation.name.as_slice() {

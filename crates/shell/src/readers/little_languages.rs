@@ -1,12 +1,11 @@
-//! Programs in arguments: sed, awk, jq. Only a small inert part of each
-//! language is understood; everything else is one to ask about.
+//! Programs in arguments: sed, awk, jq. Only a small harmless part of each language is understood;
+//! the rest is `ask`.
 
 use crate::judge::Judge;
 use crate::words::Argument;
 
-/// A sed script of addresses and commands that only print, delete or
-/// substitute (sed(1) 4.9). `e`, `r`, `R`, `w`, `W` and the flags `e` and `w`
-/// of `s` run programs or touch files.
+/// Accepts a sed script of addresses and commands that only print, delete or substitute (sed(1)
+/// 4.9). `e`, `r`, `R`, `w`, `W` and the flags `e` and `w` of `s` run programs or access files.
 pub(super) fn sed(judge: &mut Judge, value: &Argument) {
     let harmless = value.literal().is_some_and(|script| SedReader { script: &script, at: 0 }.is_harmless());
     if !harmless {
@@ -42,7 +41,7 @@ impl SedReader<'_> {
         }
     }
 
-    /// One command with its addresses; `None` if it is not known.
+    /// Parses one command with its addresses; `None` if it is unknown.
     fn command(&mut self) -> Option<()> {
         if self.address()? {
             self.skip(|b| b == b' ');
@@ -76,7 +75,7 @@ impl SedReader<'_> {
         matches!(self.peek(), None | Some(b';' | b'\n' | b'}')).then_some(())
     }
 
-    /// True if there is an address.
+    /// Parses an address; returns whether there is one.
     fn address(&mut self) -> Option<bool> {
         match self.peek() {
             Some(b'0'..=b'9') => {
@@ -114,8 +113,7 @@ impl SedReader<'_> {
             .then_some(delimiter)
     }
 
-    /// Skips past the next delimiter that is not escaped, in text that is no
-    /// pattern.
+    /// Skips past the next delimiter that is not escaped, in text that is no pattern.
     fn until(&mut self, delimiter: u8) -> Option<()> {
         loop {
             let byte = self.peek()?;
@@ -129,9 +127,8 @@ impl SedReader<'_> {
         }
     }
 
-    /// As [`until`](Self::until), in a pattern: inside brackets a delimiter is a
-    /// byte like any other to some seds and the end to others, so that it is not
-    /// known.
+    /// Does the same as [`until`](Self::until) in a pattern. In brackets, a delimiter is an
+    /// ordinary byte for some versions of sed and the end for others, so it is unknown.
     fn until_in_pattern(&mut self, delimiter: u8) -> Option<()> {
         loop {
             let byte = self.peek()?;
@@ -146,7 +143,7 @@ impl SedReader<'_> {
         }
     }
 
-    /// The rest of a bracket expression, as regex(7) says.
+    /// Parses the rest of a bracket expression as in regex(7).
     fn brackets(&mut self, delimiter: u8) -> Option<()> {
         if self.peek() == Some(b'^') {
             self.at += 1;
@@ -170,7 +167,7 @@ impl SedReader<'_> {
                     }
                     self.at += 2;
                 }
-                // A backslash is itself here to some and escapes to others.
+                // A backslash is literal here for some versions and escapes for others.
                 b'\n' => return None,
                 b'\\' if matches!(self.peek(), Some(b']' | b'\\')) => return None,
                 _ if byte == delimiter => return None,
@@ -188,14 +185,14 @@ impl SedReader<'_> {
     }
 }
 
-/// Names of awk that run, write or read beyond the files given (gawk(1) 5.2).
+/// Names of awk that run, write or read beyond the given files (gawk(1) 5.2).
 const AWK_HARMFUL: &[&str] = &[
     "system", "getline", "close", "fflush", "ENVIRON", "PROCINFO", "ARGV", "ARGC", "SYMTAB", "FUNCTAB", "printf_",
     "ERRNO", "FS_",
 ];
 
-/// An awk program that cannot start, write or connect: no pipes, no output
-/// redirection, no `@`, none of the names above.
+/// Accepts an awk program that cannot run, write or connect: no pipes, no output redirection, no
+/// `@`, none of the names above.
 pub(super) fn awk(judge: &mut Judge, value: &Argument) {
     let harmless = value.literal().is_some_and(|program| awk_is_harmless(&program));
     if !harmless {
@@ -210,7 +207,7 @@ fn awk_is_harmless(program: &[u8]) -> bool {
         match byte {
             b'@' | b'`' => return false,
             b'|' if code.get(i + 1) != Some(&b'|') && (i == 0 || code[i - 1] != b'|') => return false,
-            // `>` compares in a pattern or in parentheses, else it writes.
+            // `>` compares in a pattern or in parentheses, otherwise it writes.
             b'>' if writes_at(&code, i) => return false,
             _ => {}
         }
@@ -218,13 +215,13 @@ fn awk_is_harmless(program: &[u8]) -> bool {
     names(&code).all(|name| !AWK_HARMFUL.iter().any(|h| is_called(name, h.as_bytes())))
 }
 
-/// True if a run of letters and digits is this name, or a number with this name
-/// behind it: awk needs no blank between them.
+/// Returns whether a sequence of letters and digits is this name, or a number followed by this
+/// name: awk needs no space between them.
 fn is_called(run: &[u8], name: &[u8]) -> bool {
     run == name || (run.first().is_some_and(u8::is_ascii_digit) && run.ends_with(name))
 }
 
-/// True if a `>` stands inside an action after `print`.
+/// Returns whether a `>` is in an action after `print`.
 fn writes_at(code: &[u8], at: usize) -> bool {
     let before = &code[..at];
     let statement = before.iter().rposition(|b| matches!(b, b'{' | b';' | b'\n' | b'}')).map_or(0, |i| i + 1);
@@ -235,8 +232,8 @@ fn names(code: &[u8]) -> impl Iterator<Item = &[u8]> {
     code.split(|b| !b.is_ascii_alphanumeric() && *b != b'_').filter(|n| !n.is_empty())
 }
 
-/// The program with string contents and patterns blanked; `None` where it
-/// cannot be told what is a string.
+/// Returns the program without string contents and patterns; `None` if the strings cannot be
+/// determined.
 fn without_strings(program: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(program.len());
     let mut at = 0;
@@ -244,7 +241,7 @@ fn without_strings(program: &[u8]) -> Option<Vec<u8>> {
         let byte = program[at];
         at += 1;
         let opens_pattern = byte == b'/' && opens_pattern(&out);
-        // Behind `)` it may be either: then what follows must be the same in both.
+        // After `)` it may be either, so the rest must be the same in both cases.
         let either = byte == b'/' && out.iter().rev().find(|b| !b.is_ascii_whitespace()) == Some(&b')');
         if either && program[at..].iter().any(|b| matches!(b, b'"' | b'/')) {
             return None;
@@ -263,7 +260,7 @@ fn without_strings(program: &[u8]) -> Option<Vec<u8>> {
             match inside {
                 b'\\' => at += 1,
                 b'\n' => return None,
-                // A slash in brackets is read differently by different awks.
+                // A slash in brackets is read differently by different versions of awk.
                 b'[' if opens_pattern && program[at..].iter().take_while(|b| **b != b']').any(|b| *b == b'/') => {
                     return None;
                 }
@@ -271,14 +268,14 @@ fn without_strings(program: &[u8]) -> Option<Vec<u8>> {
                 _ => {}
             }
         }
-        // A value of its own, not the beginning of a name.
+        // A separate value, not the beginning of a name.
         out.extend(b"0 ");
     }
     Some(out)
 }
 
-/// True where a slash begins a pattern: at the start, behind an operator, behind
-/// a word of the language that takes a value.
+/// Returns whether a slash begins a pattern: at the start, after an operator, or after a keyword
+/// that takes a value.
 fn opens_pattern(before: &[u8]) -> bool {
     const WORDS: &[&[u8]] =
         &[b"print", b"printf", b"return", b"else", b"do", b"in", b"exit", b"case", b"delete", b"getline"];
@@ -291,8 +288,8 @@ fn opens_pattern(before: &[u8]) -> bool {
     !matches!(last, b')' | b']' | b'$' | b'\'' | b'`' | b'.') && !before.ends_with(b"++") && !before.ends_with(b"--")
 }
 
-/// A jq filter that reads its input alone: no `env`, no `$ENV`, no modules, no
-/// `input_filename` games (jq(1) 1.6).
+/// Accepts a jq filter that only reads its input: no `env`, no `$ENV`, no modules, no use of
+/// `input_filename` (jq(1) 1.6).
 pub(super) fn jq(judge: &mut Judge, value: &Argument) {
     let harmless = value.literal().is_some_and(|filter| {
         let words = names(&filter);

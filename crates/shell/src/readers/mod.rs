@@ -1,6 +1,5 @@
-//! Known programs: is this use fully understood and harmless, and what does it
-//! need? Every doubt is a finding of tier `ask`. What is dangerous for certain
-//! is the business of `rules`.
+//! Known programs: decides whether a use is fully understood and harmless, and finds its
+//! capabilities. Every doubt is a finding of tier `ask`. `rules` finds certain dangers.
 
 pub(crate) mod confined;
 mod expressions;
@@ -20,7 +19,7 @@ use crate::words::{Argument, Flow};
 use self::values::{dynamic_text, hunts, text, value_of};
 pub(crate) use self::values::{host_name, read_file, sensitive};
 
-/// Judges a command as a reader. What its output carries.
+/// Classifies a command as a reader. Returns the flow of its output.
 pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     let mut flow = invocation.stdin.clone();
     flow.literal = None;
@@ -38,7 +37,7 @@ pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
             facts_only(judge, &name, invocation);
             Some(Flow::default())
         }
-        // Only a look-up comes here: its names are no command.
+        // Only a look-up reaches this: its names are no command.
         "command" => {
             invocation.arguments.iter().for_each(|name| dynamic_text(judge, name));
             known_use(judge, &name, invocation)
@@ -59,7 +58,7 @@ pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     }
     if name == "cd" || name == "pushd" {
         let target = invocation.arguments.iter().find(|a| a.shown() == b"-" || !a.shown().starts_with(b"-"));
-        // Without links, which only the disk knows.
+        // Without symbolic links, which are visible only on the disk.
         let is_physical = invocation.has("-P") && target.is_some_and(climbs);
         judge.change_directory(target, invocation.span);
         if is_physical {
@@ -69,8 +68,8 @@ pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     flow
 }
 
-/// Whether a program may take its arguments for a command: one that is not known, or
-/// that is known to run what the text does not show.
+/// Returns whether a program may run its arguments as a command. The program is unknown, or is
+/// known to run code that is not in the text, or to act with privileges.
 pub(crate) fn may_run_arguments(invocation: &Invocation) -> bool {
     let Ok(name) = std::str::from_utf8(&invocation.name) else { return true };
     knowledge::lookup(name).is_none_or(|entry| {
@@ -78,15 +77,15 @@ pub(crate) fn may_run_arguments(invocation: &Invocation) -> bool {
     })
 }
 
-/// A program named by its path is not trusted to be the known one; what the
-/// known one would need is still told.
+/// Reports the capabilities of the known program, although a program named by its path is not
+/// trusted to be that one.
 fn facts_only(judge: &mut Judge, name: &str, invocation: &Invocation) {
     known_use(judge, name, invocation);
 }
 
-/// Judges by the knowledge base; `None` if nothing is known of the program.
+/// Classifies by the knowledge base; `None` if the program is unknown.
 fn known_use(judge: &mut Judge, name: &str, invocation: &Invocation) -> Option<Flow> {
-    // Entries of subcommands have a blank in their name; no program has.
+    // Entries of subcommands have a space in their name; no program has.
     if name.contains(' ') {
         return None;
     }
@@ -145,7 +144,7 @@ fn subcommand(
     Some(check(judge, entry, rest, at))
 }
 
-/// What an effect is called: code and sentence.
+/// Returns the code and the message of an effect.
 fn effect_finding(effect: Effect) -> (&'static str, &'static str) {
     match effect {
         Effect::Inert => ("", ""),
@@ -161,7 +160,7 @@ fn effect_finding(effect: Effect) -> (&'static str, &'static str) {
     }
 }
 
-/// What the program does whatever its arguments, with code in the text or elsewhere.
+/// Reports the program's effects for all arguments, with code in the text or elsewhere.
 fn does(judge: &mut Judge, entry: &Entry, has_code: bool, at: (usize, usize)) {
     for effect in &entry.does {
         let (code, message) = match effect {
@@ -198,7 +197,7 @@ fn report(judge: &mut Judge, parsed: &Parsed) {
     }
 }
 
-/// Judges arguments by an entry.
+/// Classifies arguments by an entry.
 fn check(judge: &mut Judge, entry: &'static Entry, arguments: &[Argument], at: (usize, usize)) -> Flow {
     let parsed = options::read(entry, arguments);
     let absent =
@@ -239,7 +238,7 @@ fn check(judge: &mut Judge, entry: &'static Entry, arguments: &[Argument], at: (
     flow
 }
 
-/// The path of the repository that a command takes commits from, where its words name one.
+/// Returns the path of the repository that a command takes commits from, if its words name one.
 fn source_path<'a>(entry: &Entry, parsed: &'a Parsed) -> Option<&'a Argument> {
     let source = parsed.operands.first().filter(|_| entry.from_path)?;
     let path = source.literal()?;
@@ -257,22 +256,22 @@ fn takes_commits(judge: &mut Judge, source: &Argument, at: (usize, usize)) {
     }
 }
 
-/// True for a program that changes files, and does nothing else by itself. For another
-/// there is more to ask about.
+/// Returns whether a program has by itself no effect other than changing files. Other effects are
+/// `ask` anyway.
 fn only_writes(entry: &Entry) -> bool {
     entry.does.iter().all(|effect| *effect == Effect::Writes)
 }
 
-/// True if nothing was asked of the program but to tell about itself.
+/// Returns whether the program only prints information about itself.
 fn only_tells(entry: &Entry, parsed: &Parsed) -> bool {
     let told = |used: &String| entry.tells.iter().any(|option| option == used);
     !parsed.used.is_empty() && parsed.used.iter().all(told) && parsed.operands.is_empty() && parsed.problems.is_empty()
 }
 
-/// Where a file would be whose changes are lost if the one operand is no branch. None where the
-/// operand, or what stands before the command, does not leave it at that.
+/// Returns the path of the file whose changes would be lost if the only operand is no branch.
+/// `None` if the operand, or an earlier command, does not permit this conclusion.
 fn branch_path(judge: &Judge, parsed: &Parsed, arguments: &[Argument]) -> Option<Vec<u8>> {
-    // Of these none is about files.
+    // None of these is about files.
     const PLAIN: &[&str] = &["-q", "--quiet", "--guess", "--no-guess", "--progress", "--no-progress", "-d", "--detach"];
     let [operand] = parsed.operands.as_slice() else { return None };
     let name = operand.literal()?;
@@ -283,7 +282,7 @@ fn branch_path(judge: &Judge, parsed: &Parsed, arguments: &[Argument]) -> Option
     };
     let is_name = name == b"-" || !name.starts_with(b"-") && name.split(|b| *b == b'/').all(is_step);
     let is_plain = parsed.problems.is_empty() && parsed.used.iter().all(|option| PLAIN.contains(&option.as_str()));
-    // What stands before it may put a file there.
+    // An earlier command may create a file there.
     let is_changed = judge.findings.iter().any(|found| {
         CHANGES.contains(&found.code.as_str())
             || matches!(found.code.as_str(), "changes-repository" | "takes-commits" | "runs-code")
@@ -295,17 +294,18 @@ fn branch_path(judge: &Judge, parsed: &Parsed, arguments: &[Argument]) -> Option
     judge.path(operand)
 }
 
-/// Findings of what may put another repository into a directory.
+/// Findings of commands that may put another repository into a directory.
 const CHANGES: &[&str] = &["changes-files", "writes-file", "writing-option", "deletes-files"];
 
-/// True for a path that climbs behind a name: where that is a link, the disk alone tells where to.
+/// Returns whether a path has `..` after a name. If that name is a symbolic link, only the disk
+/// shows the result.
 fn climbs(path: &Argument) -> bool {
     let text = path.shown();
     let mut steps = text.split(|b| *b == b'/').filter(|step| !matches!(*step, b"" | b".")).skip_while(|s| *s == b"..");
     steps.any(|step| step == b"..")
 }
 
-/// What the repository configures must not act here.
+/// Records that the repository's configuration must not take effect here.
 fn neutralise(judge: &mut Judge, entry: &'static Entry, parsed: &Parsed, at: (usize, usize)) {
     let with = entry.neutralise_with.iter().filter(|(option, _)| parsed.uses(&[option])).map(|(_, set)| *set);
     let sets: Vec<&'static str> = entry.neutralise.iter().copied().chain(with).collect();
@@ -315,8 +315,8 @@ fn neutralise(judge: &mut Judge, entry: &'static Entry, parsed: &Parsed, at: (us
     if !judge.context.neutralised {
         judge.ask("repository-configuration", "What the repository configures could run something here.", at);
     }
-    // Another repository than the one that the command begins in may be put there by what stands
-    // before it, after it was looked at.
+    // An earlier command may put another repository there after the check, unless it is the initial
+    // directory.
     let is_own = judge.scope.cwd.as_deref() == Some(judge.context.cwd.as_bytes());
     let is_changed = judge.findings.iter().any(|found| CHANGES.contains(&found.code.as_str()));
     let directory = judge.scope.cwd.clone().filter(|_| is_own || !is_changed);

@@ -1,5 +1,5 @@
-//! Settings of a repository that a command writes by name: those that change what git
-//! shows, or how it stores what it has, are a change of the repository as any other.
+//! Repository settings that a command writes by name. Settings that change the output of git, or
+//! how it stores data, count as an ordinary change of the repository.
 
 use stockade_model::{Capability, RawText};
 
@@ -8,7 +8,7 @@ use crate::knowledge::{Entry, Kind};
 use crate::options::Parsed;
 use crate::paths;
 
-/// Names that start nothing and lead nowhere, whatever their values. In lower case, as
+/// Names that start no program and lead to no other path, whatever their values. In lower case, as
 /// git compares them. Source: git-config(1) of git 2.47.
 const HARMLESS: &[&str] = &[
     "branch.sort",
@@ -58,13 +58,13 @@ const HARMLESS: &[&str] = &[
     "user.name",
 ];
 
-/// Sections whose names are all of that kind.
+/// Sections with only such names.
 const HARMLESS_SECTIONS: &[&str] = &["advice.", "color."];
 
-/// Options with which another file is written, or more than one value.
+/// Options to write another file, or more than one value.
 const OTHER_USES: &[&str] = &["--global", "--system", "--worktree", "--rename-section", "--remove-section"];
 
-/// Judges what `git config` writes, if it does.
+/// Classifies the write of `git config`, if it writes.
 pub(super) fn judge(judge: &mut Judge, entry: &Entry, parsed: &Parsed, at: (usize, usize)) {
     let takes_setting = entry.operands.iter().any(|operand| operand.kind == Kind::Setting);
     if !takes_setting || !(parsed.writes() || parsed.operands.len() > 1) {
@@ -85,8 +85,7 @@ pub(super) fn judge(judge: &mut Judge, entry: &Entry, parsed: &Parsed, at: (usiz
     }
 }
 
-/// The file that is written, where nothing says another: of the repository whose work tree
-/// the directory is.
+/// Returns the file that is written by default: that of the repository of the directory.
 fn file(judge: &Judge, parsed: &Parsed) -> Option<Vec<u8>> {
     const OTHERS: &[&str] = &["--global", "--system", "-f", "--file", "--blob"];
     if parsed.uses(OTHERS) {
@@ -96,7 +95,8 @@ fn file(judge: &Judge, parsed: &Parsed) -> Option<Vec<u8>> {
     paths::absolute(name, judge.scope.cwd.as_deref())
 }
 
-/// A key that may name a program, with a value that names none or the one taken anyway.
+/// Returns whether a key that may name a program has a harmless value: no program, or the default
+/// one.
 fn is_harmless_as(key: &[u8], value: &[u8]) -> bool {
     match key.to_ascii_lowercase().as_slice() {
         b"core.fsmonitor" => value == b"false",

@@ -1,5 +1,5 @@
-//! What a single value means: a file that is read, a place that is written, a
-//! host, a little program. Asks where it is not harmless or not in the text.
+//! Meaning of a single value: a file that is read, a path that is written, a host, a small program.
+//! Adds `ask` if it is not harmless or not in the text.
 
 use stockade_model::{Capability, RawText};
 
@@ -12,7 +12,7 @@ use crate::words::{Argument, Flow};
 
 use super::little_languages;
 
-/// Judges one value by its kind. What reading it yields.
+/// Classifies one value by its kind. Returns the flow of its content.
 pub(super) fn value_of(judge: &mut Judge, kind: Kind, value: &Argument) -> Flow {
     match kind {
         Kind::Read => return file(judge, value),
@@ -41,7 +41,7 @@ pub(super) fn value_of(judge: &mut Judge, kind: Kind, value: &Argument) -> Flow 
         }
         Kind::Host => host(judge, value),
         Kind::Code => {
-            // It runs during the fetch, not after it.
+            // The code runs during the fetch, not after it.
             let fetched = std::mem::take(&mut judge.seen.fetched);
             if let Some(code) = value.literal().filter(|code| code.len() < 4096) {
                 rules::code::hidden_command(judge, &code, value.span);
@@ -74,7 +74,7 @@ pub(super) fn value_of(judge: &mut Judge, kind: Kind, value: &Argument) -> Flow 
         Kind::Reflog => revision(judge, value),
         Kind::Ps if value.shown().iter().all(|b| b"auxfwlj".contains(b)) => {}
         Kind::Volume => volume(judge, value),
-        // What a wrapper runs is judged by the walk.
+        // The walk classifies the command of a wrapper.
         Kind::Command | Kind::Inside => {}
         Kind::Date | Kind::Version | Kind::Number | Kind::Never | Kind::Ps => {
             judge.ask("unknown-operand", "An argument this program is not known to take.", value.span);
@@ -83,7 +83,7 @@ pub(super) fn value_of(judge: &mut Judge, kind: Kind, value: &Argument) -> Flow 
     Flow::default()
 }
 
-/// A value that is about a repository.
+/// Classifies a value about a repository.
 fn repository_value(judge: &mut Judge, kind: Kind, value: &Argument) {
     match kind {
         Kind::Rev => revision(judge, value),
@@ -94,12 +94,12 @@ fn repository_value(judge: &mut Judge, kind: Kind, value: &Argument) {
             judge.ask("changes-repository", "Changes the repository or its work tree.", value.span);
             text(judge, value);
         }
-        // Where it lies is judged with all words of the command.
+        // The location is classified with all words of the command.
         _ => text(judge, value),
     }
 }
 
-/// Names of files or commits; what names a secret makes it part of the repository.
+/// Classifies names of files or commits. A named secret becomes part of the repository.
 fn pathspec(judge: &mut Judge, value: &Argument) {
     dynamic_text(judge, value);
     let path = judge.path(value);
@@ -108,7 +108,7 @@ fn pathspec(judge: &mut Judge, value: &Argument) {
     }
 }
 
-/// `helper::address` names a program that git starts for it.
+/// Reports `helper::address`, which names a program that git starts for it.
 fn address(judge: &mut Judge, value: &Argument) {
     if contains(&value.shown(), b"::") {
         judge.ask("executing-option", "An address that names a program.", value.span);
@@ -116,7 +116,7 @@ fn address(judge: &mut Judge, value: &Argument) {
     text(judge, value);
 }
 
-/// Permissions without those by which a program runs as somebody else.
+/// Returns whether these permissions do not make a program run as another user.
 fn is_plain_mode(mode: &[u8]) -> bool {
     let is_number = mode.iter().all(|b| (b'0'..=b'7').contains(b));
     match mode.len() {
@@ -137,8 +137,8 @@ pub(super) fn text(judge: &mut Judge, value: &Argument) {
     dynamic_text(judge, value);
 }
 
-/// Text may hold variables that tell nothing secret, and the output of commands
-/// that were judged themselves.
+/// Classifies text. It may contain variables without secrets, and the output of commands that were
+/// classified themselves.
 pub(super) fn dynamic_text(judge: &mut Judge, value: &Argument) {
     if !value.is_dynamic() {
         return;
@@ -155,7 +155,7 @@ fn public_variable(judge: &mut Judge, value: &Argument) {
     }
 }
 
-/// A name in git's configuration; without a dot it is a subcommand.
+/// Classifies a name in git's configuration; without a dot it is a subcommand.
 fn config_key(judge: &mut Judge, value: &Argument) {
     const PRIVATE: &[&[u8]] =
         &[b"credential", b"token", b"password", b"secret", b"extraheader", b"cookie", b"smtppass"];
@@ -177,7 +177,7 @@ fn revision(judge: &mut Judge, value: &Argument) {
     sensitive(judge, &Argument::known(path, value.span));
 }
 
-/// A file or directory that is created or changed.
+/// Classifies a file or directory that is created or changed.
 fn written(judge: &mut Judge, value: &Argument) {
     let shown = value.shown();
     if value.literal().is_some() && matches!(shown.as_slice(), b"/dev/null" | b"-" | b"/dev/stdout" | b"/dev/stderr") {
@@ -188,14 +188,14 @@ fn written(judge: &mut Judge, value: &Argument) {
     rules::write::target(judge, &path, false, value.span);
 }
 
-/// A host, an address or a URL; the name goes with the request.
+/// Classifies a host, an address or a URL; the name becomes part of the capability.
 fn host(judge: &mut Judge, value: &Argument) {
     let name = value.literal().and_then(|text| host_name(&text));
     judge.capabilities.insert(Capability::Network(name.map(RawText::from)));
     judge.ask("network", "Reaches the network.", value.span);
 }
 
-/// The host of `user@host:path`, `scheme://host:port/path` or `host:port`.
+/// Returns the host of `user@host:path`, `scheme://host:port/path` or `host:port`.
 pub(crate) fn host_name(text: &[u8]) -> Option<Vec<u8>> {
     let rest = match text.windows(3).position(|w| w == b"://") {
         Some(at) => text.get(at + 3..)?,
@@ -208,7 +208,7 @@ pub(crate) fn host_name(text: &[u8]) -> Option<Vec<u8>> {
     plain.then(|| name.to_ascii_lowercase())
 }
 
-/// `host:path` or a path.
+/// Classifies `host:path` or a path.
 fn remote(judge: &mut Judge, kind: Kind, value: &Argument) -> Flow {
     let shown = value.shown();
     let colon = shown.iter().position(|b| *b == b':');
@@ -224,7 +224,7 @@ fn remote(judge: &mut Judge, kind: Kind, value: &Argument) -> Flow {
     Flow::default()
 }
 
-/// A place of the host that a container sees.
+/// Classifies a path of the host that a container can access.
 fn volume(judge: &mut Judge, value: &Argument) {
     let shown = value.shown();
     for part in shown.split(|b| *b == b',') {
@@ -237,9 +237,9 @@ fn volume(judge: &mut Judge, value: &Argument) {
     dynamic_text(judge, value);
 }
 
-/// A file whose content is read.
+/// Classifies a file whose content is read.
 fn file(judge: &mut Judge, value: &Argument) -> Flow {
-    // What it holds was judged with the command that writes it.
+    // The content was classified with the command that writes it.
     if value.is_output() {
         return value.flow.clone();
     }
@@ -250,7 +250,7 @@ fn file(judge: &mut Judge, value: &Argument) -> Flow {
     read_file(judge, value)
 }
 
-/// Reads a file by name: is it a secret? What its content carries.
+/// Classifies a file that is read by name. Returns the flow of its content.
 pub(crate) fn read_file(judge: &mut Judge, value: &Argument) -> Flow {
     let mut flow = Flow::default();
     if value.shown() == b"-" {
@@ -269,7 +269,7 @@ pub(crate) fn read_file(judge: &mut Judge, value: &Argument) -> Flow {
     flow
 }
 
-/// Asks about secrets; true if it is one.
+/// Adds `ask` for secrets; returns whether the path is one.
 pub(crate) fn sensitive(judge: &mut Judge, value: &Argument) -> bool {
     let Some(path) = judge.path(value) else { return false };
     match paths::sensitivity(&path, judge.context) {
@@ -287,7 +287,7 @@ pub(crate) fn sensitive(judge: &mut Judge, value: &Argument) -> bool {
     }
 }
 
-/// A path that is only looked at.
+/// Classifies a path whose metadata is read.
 fn listed(judge: &mut Judge, value: &Argument) {
     if value.is_dynamic() {
         judge.ask("dynamic-operand", "A path is not in the text.", value.span);
@@ -300,7 +300,7 @@ fn listed(judge: &mut Judge, value: &Argument) {
     sensitive(judge, value);
 }
 
-/// A search below a directory that holds secrets looks for them.
+/// Reports a search below a directory that contains secrets.
 pub(super) fn hunts(judge: &mut Judge, value: &Argument) {
     let hunting = judge.path(value).is_some_and(|path| paths::holds_secrets(&path, judge.context));
     if hunting {

@@ -1,6 +1,5 @@
-//! Commands that take code: shells, `eval`, `source`, `trap`, `xargs`. Where the
-//! code is in the text it is judged as a script; where it was fetched or
-//! encoded, nobody could have read it.
+//! Commands that run code: shells, `eval`, `source`, `trap`, `xargs`. Code in the text is
+//! classified as a script. Code that was fetched or encoded could not have been reviewed.
 
 use stockade_model::Tier;
 
@@ -54,7 +53,7 @@ pub(super) const INTERPRETERS: &[&str] = &[
     "raku",
 ];
 
-/// True for a command interpreter of the Bourne family and its neighbours.
+/// Returns whether the program is a command interpreter of the Bourne family or a similar one.
 pub(crate) fn is_shell(name: &[u8]) -> bool {
     SHELLS.contains(&name)
 }
@@ -63,7 +62,7 @@ pub(super) fn is_interpreter(name: &[u8]) -> bool {
     INTERPRETERS.iter().any(|i| super::hazards::matches(i, name))
 }
 
-/// Judges code whose bytes have these taints.
+/// Classifies code whose bytes have these taints.
 fn tainted(judge: &mut Judge, flow: &Flow, at: (usize, usize)) {
     if flow.fetched {
         judge.deny("fetch-and-run", "Runs code from the network that nobody has seen.", at);
@@ -73,7 +72,7 @@ fn tainted(judge: &mut Judge, flow: &Flow, at: (usize, usize)) {
     }
 }
 
-/// Code that comes through a pipe or from a redirection.
+/// Classifies code from a pipe or a redirection.
 fn piped_code(judge: &mut Judge, flow: &Flow, at: (usize, usize)) -> Flow {
     tainted(judge, flow, at);
     match &flow.literal {
@@ -85,8 +84,8 @@ fn piped_code(judge: &mut Judge, flow: &Flow, at: (usize, usize)) -> Flow {
     }
 }
 
-/// Code in an argument. Parts that are not in the text stand for one unknown
-/// word, so that what is in the text is still seen.
+/// Classifies code in an argument. Parts that are not in the text become one unknown word, so that
+/// the other parts are still classified.
 fn argument_code(judge: &mut Judge, argument: &Argument, at: (usize, usize)) -> Flow {
     tainted(judge, &argument.flow, at);
     judge.script(&with_unknown_words(&argument.shown()), &Flow::default(), at)
@@ -103,7 +102,7 @@ fn with_unknown_words(shown: &[u8]) -> Vec<u8> {
     text
 }
 
-/// What goes into `>(...)`: a shell there runs it.
+/// Classifies data for `>(...)`: a shell there runs it.
 pub(crate) fn fed(judge: &mut Judge, simple: &Simple, flow: &Flow) {
     let redirected = simple.redirects.iter().map(|redirect| &redirect.target);
     let mut nested = simple.words.iter().chain(redirected).flat_map(|word| &word.nested);
@@ -112,22 +111,22 @@ pub(crate) fn fed(judge: &mut Judge, simple: &Simple, flow: &Flow) {
     }
 }
 
-/// Words that a shell gets joined by blanks.
+/// Classifies words that a shell gets joined by spaces.
 pub(crate) fn joined(judge: &mut Judge, words: &[Argument], stdin: Flow, at: (usize, usize)) -> Flow {
     words.iter().for_each(|word| tainted(judge, &word.flow, at));
     let words: Vec<Vec<u8>> = words.iter().map(Argument::shown).collect();
     judge.script(&with_unknown_words(&words.join(&b' ')), &stdin, at)
 }
 
-/// The command itself is not in the text.
+/// Reports a program whose name is not in the text.
 pub(crate) fn dynamic_program(judge: &mut Judge, flow: &Flow, at: (usize, usize)) {
     judge.ask("dynamic-program", "Which program runs is not in the text.", at);
     judge.seen.dynamic_program = true;
     tainted(judge, flow, at);
 }
 
-/// True for `bash -c TEXT` alone: the script is judged as it would be without. Another shell
-/// would read some of it otherwise.
+/// Returns whether the command is exactly `bash -c TEXT`. The script is then classified as without
+/// it. Another shell would read parts of it differently.
 fn is_plain_script(invocation: &Invocation) -> bool {
     let literal = |argument: &Argument| argument.literal();
     match invocation.arguments.as_slice() {
@@ -139,7 +138,7 @@ fn is_plain_script(invocation: &Invocation) -> bool {
     }
 }
 
-/// `sh`, `bash` and their options before the script.
+/// Classifies `sh`, `bash` and their options before the script.
 pub(super) fn shell(judge: &mut Judge, invocation: &Invocation) -> Option<Flow> {
     let at = invocation.span;
     if !invocation.qualified && invocation.arguments.len() == 1 && invocation.has("--version") {
@@ -173,7 +172,7 @@ pub(super) fn shell(judge: &mut Judge, invocation: &Invocation) -> Option<Flow> 
             break;
         }
     }
-    // What the script gets as `$1` and so on.
+    // The arguments of the script, `$1` and so on.
     if words.any(|word| super::output::names_secret(judge, word)) {
         judge.seen.secret = true;
     }
@@ -198,13 +197,13 @@ pub(super) fn is_standard_input(path: &[u8]) -> bool {
     matches!(path, b"-" | b"/dev/stdin" | b"/dev/fd/0" | b"/proc/self/fd/0")
 }
 
-/// A file is run that holds what the text itself decoded into it, or wrote.
+/// Classifies a file that is run, if the script itself decoded content into it or wrote it.
 pub(crate) fn run_file(judge: &mut Judge, file: &Argument, language: Language, at: (usize, usize)) {
     let Some(path) = judge.path(file) else { return };
     if judge.seen.decoded_files.contains(&path) {
         tainted(judge, &Flow { decoded: true, ..Flow::default() }, at);
     }
-    // Taken away meanwhile: a text may run its own file.
+    // Removed meanwhile, because a text may run its own file.
     let texts = std::mem::take(&mut judge.seen.written_texts);
     for (_, text) in texts.iter().filter(|(written, _)| *written == path) {
         match language {
@@ -215,21 +214,21 @@ pub(crate) fn run_file(judge: &mut Judge, file: &Argument, language: Language, a
     judge.seen.written_texts = texts;
 }
 
-/// What a file is read as.
+/// Language of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Language {
     Shell,
     Other,
 }
 
-/// Something is run by its path after something was fetched.
+/// Reports a program that is run by its path after data was fetched.
 fn after_fetch(judge: &mut Judge, at: (usize, usize)) {
     if judge.seen.fetched {
         judge.deny("fetch-and-run", "Fetches something and runs it in one command.", at);
     }
 }
 
-/// Programs named by path and interpreters with a file, after a fetch.
+/// Reports programs named by path, and interpreters with a file, after a fetch.
 pub(super) fn runs_fetched(judge: &mut Judge, invocation: &Invocation) {
     let system = judge.context.home.as_bytes().is_empty();
     let own_path = invocation.qualified && !system;
@@ -272,21 +271,21 @@ pub(super) fn runs_fetched(judge: &mut Judge, invocation: &Invocation) {
             run_file(judge, file, Language::Other, invocation.span);
         }
     }
-    // Without a command of its own it runs what it reads.
+    // Without a command of its own, it runs its input.
     if invocation.name == b"parallel" {
         tainted(judge, &invocation.stdin, invocation.span);
     }
     run_address(judge, invocation);
 }
 
-/// A program that fetches what is named by an address and runs it.
+/// Reports a program that fetches code by its address and runs it.
 pub(crate) fn run_address(judge: &mut Judge, invocation: &Invocation) {
     if runs_address(invocation) {
         tainted(judge, &Flow { fetched: true, ..Flow::default() }, invocation.span);
     }
 }
 
-/// True for a program that fetches what is named by an address and runs it.
+/// Returns whether a program fetches code by its address and runs it.
 fn runs_address(invocation: &Invocation) -> bool {
     let address = |word: &Vec<u8>| {
         word.windows(3).any(|w| w == b"://") || word.starts_with(b"git+") || word.starts_with(b"github:")
@@ -301,7 +300,7 @@ fn runs_address(invocation: &Invocation) -> bool {
     runs && invocation.texts().iter().any(address)
 }
 
-/// `eval`: the words joined by blanks.
+/// Classifies `eval`: the words joined by spaces.
 pub(super) fn eval(judge: &mut Judge, invocation: &Invocation) -> Flow {
     judge.ask("evaluates-text", "Runs text as a command.", invocation.span);
     let mut joined = Argument { span: invocation.span, ..Argument::default() };
@@ -313,7 +312,7 @@ pub(super) fn eval(judge: &mut Judge, invocation: &Invocation) -> Flow {
     argument_code(judge, &joined, invocation.span)
 }
 
-/// `source` and `.`
+/// Classifies `source` and `.`
 pub(super) fn source(judge: &mut Judge, invocation: &Invocation) -> Flow {
     judge.ask("runs-file", "Runs a file in this shell.", invocation.span);
     let Some(file) = invocation.arguments.first() else { return Flow::default() };
@@ -326,7 +325,7 @@ pub(super) fn source(judge: &mut Judge, invocation: &Invocation) -> Flow {
     Flow::default()
 }
 
-/// `trap 'commands' SIGNAL`
+/// Classifies `trap 'commands' SIGNAL`
 pub(super) fn trap(judge: &mut Judge, invocation: &Invocation) -> Flow {
     judge.ask("stores-command", "Stores a command for later.", invocation.span);
     match invocation.arguments.iter().find(|a| !a.shown().starts_with(b"-")) {
@@ -335,7 +334,7 @@ pub(super) fn trap(judge: &mut Judge, invocation: &Invocation) -> Flow {
     }
 }
 
-/// `su -c`, `script -c`: the option's value is a script.
+/// Classifies `su -c`, `script -c`: the option's value is a script.
 pub(super) fn with_command_option(judge: &mut Judge, invocation: &Invocation) -> Flow {
     judge.ask("nested-shell", "Starts a shell.", invocation.span);
     if invocation.name == b"su" || invocation.name == b"runuser" {
@@ -354,7 +353,7 @@ pub(super) fn with_command_option(judge: &mut Judge, invocation: &Invocation) ->
     }
 }
 
-/// xargs(1): the command with the words of standard input behind it.
+/// Classifies xargs(1): the command, followed by the words of standard input.
 pub(super) fn xargs(judge: &mut Judge, invocation: &Invocation) -> Flow {
     judge.ask("wrapper", "A program that runs another program.", invocation.span);
     let mut at = 0;
@@ -410,7 +409,7 @@ pub(super) fn xargs(judge: &mut Judge, invocation: &Invocation) -> Flow {
     judge.command(command, Flow::default(), invocation.span)
 }
 
-/// The words xargs reads; one unknown word where they are not in the text.
+/// Returns the words that xargs reads; one unknown word if they are not in the text.
 fn items(invocation: &Invocation, separator: Option<u8>) -> Vec<Argument> {
     let Some(text) = &invocation.stdin.literal else {
         let unknown = Atom::Dynamic(Dynamic::Opaque);
@@ -424,7 +423,7 @@ fn items(invocation: &Invocation, separator: Option<u8>) -> Vec<Argument> {
     words.map(|w| Argument::known(w, invocation.span)).collect()
 }
 
-/// Puts the items where the mark stands.
+/// Replaces the mark by the items.
 fn replace(argument: &mut Argument, mark: &[u8], items: &[Argument]) {
     let text = argument.shown();
     let Some(at) = text.windows(mark.len()).position(|w| w == mark) else { return };
@@ -437,15 +436,15 @@ fn replace(argument: &mut Argument, mark: &[u8], items: &[Argument]) {
     argument.atoms.extend(tail);
 }
 
-/// Judges text that a program will run by itself, for denials only: the
-/// program was already asked about.
+/// Classifies text that a program will run by itself, for denials only, because the program is
+/// `ask` already.
 pub(crate) fn hidden_command(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
     denials_only(judge, |judge| {
         judge.script(text, &Flow::default(), at);
     });
 }
 
-/// Keeps of what `look` finds the denials and the effects that need consent alone.
+/// Keeps only the denials among the findings of `look`, and the effects that need consent.
 pub(crate) fn denials_only(judge: &mut Judge, look: impl FnOnce(&mut Judge)) {
     let before = judge.findings.len();
     look(judge);

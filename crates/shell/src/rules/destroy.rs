@@ -1,4 +1,4 @@
-//! Deleting, moving away and locking what lies beyond the workspace.
+//! Deleting, moving or locking paths outside the workspace.
 
 use stockade_model::{Capability, RawText};
 
@@ -10,7 +10,7 @@ use crate::words::{Argument, Flow};
 
 use super::hazards::matches;
 
-/// Judges one command for destruction.
+/// Classifies the destruction by one command.
 pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
     match invocation.name.as_slice() {
         b"rm" | b"grm" | b"srm" | b"rmdir" | b"unlink" | b"shred" | b"trash" | b"wipe" | b"gio" | b"del"
@@ -26,7 +26,7 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
     }
 }
 
-/// Operands and option words apart; `--` ends the options.
+/// Separates options and operands; `--` ends the options.
 pub(super) fn split(arguments: &[Argument], valued: &[&str]) -> (Vec<Vec<u8>>, Vec<Argument>) {
     let (mut options, mut operands) = (Vec::new(), Vec::new());
     let mut words = arguments.iter();
@@ -47,7 +47,7 @@ pub(super) fn split(arguments: &[Argument], valued: &[&str]) -> (Vec<Vec<u8>>, V
     (options, operands)
 }
 
-/// True if a short letter or a long option (or a beginning of it) was given.
+/// Returns whether a short letter or a long option (or a prefix of it) was given.
 fn has(options: &[Vec<u8>], letters: &[u8], long: &str) -> bool {
     options.iter().any(|o| match o.strip_prefix(b"--") {
         Some(name) => !name.is_empty() && long.as_bytes().starts_with(name),
@@ -72,7 +72,7 @@ fn deletes(judge: &mut Judge, invocation: &Invocation) {
     }
 }
 
-/// Judges one thing that is deleted.
+/// Classifies one path that is deleted.
 pub(crate) fn delete(judge: &mut Judge, operand: &Argument, tree: bool, at: (usize, usize)) {
     if tree && is_all_of_unknown(operand) {
         super::impact::affect(judge, "deletes-unknown", at);
@@ -100,7 +100,8 @@ pub(crate) fn delete(judge: &mut Judge, operand: &Argument, tree: bool, at: (usi
     }
 }
 
-/// `"$DIR"/*`, `$DIR/`: everything at the root where the value is empty.
+/// Returns whether the operand is of the form `"$DIR"/*` or `$DIR/`: everything below the root if
+/// the value is empty.
 fn is_all_of_unknown(operand: &Argument) -> bool {
     let known = operand.atoms.iter().position(|atom| matches!(atom, Atom::Byte { .. })).unwrap_or(operand.atoms.len());
     let is_value = |atom: &Atom| matches!(atom, Atom::Dynamic(Dynamic::Variable { .. } | Dynamic::Nested { .. }));
@@ -152,7 +153,7 @@ fn find(judge: &mut Judge, invocation: &Invocation) {
     }
 }
 
-/// `{}` stands for anything below the start.
+/// Replaces `{}` by any path below the start.
 fn with_found(word: &Argument, start: &Argument) -> Argument {
     let text = word.shown();
     let Some(at) = text.windows(2).position(|w| w == b"{}") else { return word.clone() };
@@ -163,7 +164,7 @@ fn with_found(word: &Argument, start: &Argument) -> Argument {
     Argument { atoms, span: word.span, flow: start.flow.clone() }
 }
 
-/// `fd PATTERN PATH... -x COMMAND`: what is found stands behind the command.
+/// Classifies `fd PATTERN PATH... -x COMMAND`: the found paths follow the command.
 fn fd(judge: &mut Judge, invocation: &Invocation) {
     let words = &invocation.arguments;
     let runs = words.iter().position(|w| matches!(w.shown().as_slice(), b"-x" | b"-X" | b"--exec" | b"--exec-batch"));
@@ -175,7 +176,7 @@ fn fd(judge: &mut Judge, invocation: &Invocation) {
     judge.command(command, Flow::default(), invocation.span);
 }
 
-/// Archivers that remove what they have packed.
+/// Classifies archivers that remove the packed files.
 fn packs(judge: &mut Judge, invocation: &Invocation) {
     if !["--remove-files", "-m", "--move", "-sdel"].iter().any(|option| invocation.has(option)) {
         return;
@@ -241,7 +242,7 @@ fn modes(judge: &mut Judge, invocation: &Invocation) {
     }
 }
 
-/// `u+s`, `4755`, `+s`
+/// Returns whether the mode sets the user or group id: `u+s`, `4755`, `+s`
 fn sets_user_id(mode: &[u8]) -> bool {
     let digits = mode.iter().all(|b| (b'0'..=b'7').contains(b));
     if digits && (mode.len() == 4 || mode.len() == 5) {
@@ -256,7 +257,7 @@ fn sets_user_id(mode: &[u8]) -> bool {
         })
 }
 
-/// True for a mode that lets everyone read or write.
+/// Returns whether a mode lets every user read or write.
 fn opens(mode: &[u8]) -> bool {
     let digits = !mode.is_empty() && mode.iter().all(u8::is_ascii_digit);
     if digits {

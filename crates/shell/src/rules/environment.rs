@@ -1,5 +1,5 @@
-//! Variables set for one command: a short list does nothing but change the look
-//! of output; every other may name a program, a library or a file.
+//! Variables set for one command. A short list of them changes only the look of output; any other
+//! may name a program, a library or a file.
 
 use crate::judge::Judge;
 use crate::words::Argument;
@@ -48,17 +48,17 @@ const EXACT: &[(&str, &[&str])] = &[
     ("MANPAGER", &["cat"]),
 ];
 
-/// Variables that put code into every program that follows.
+/// Variables that load code into every later program.
 const INJECTING: &[&str] = &["LD_PRELOAD", "LD_AUDIT", "DYLD_INSERT_LIBRARIES"];
 
-/// True for an assignment that cannot change what runs.
+/// Returns whether an assignment cannot change the code that runs.
 pub(crate) fn is_harmless(name: &[u8], value: &Argument) -> bool {
     let Ok(name) = std::str::from_utf8(name) else { return false };
     let Some(value) = value.literal() else { return false };
     if let Some((_, values)) = EXACT.iter().find(|(n, _)| *n == name) {
         return values.iter().any(|v| v.as_bytes() == value);
     }
-    // No program is known that obeys a variable of one letter.
+    // No program is known that uses a variable of one letter.
     let is_letter = name.len() == 1 && name.bytes().all(|b| b.is_ascii_uppercase());
     let plain = is_letter || PLAIN.contains(&name) || name.starts_with("LC_");
     let slash = name == "TZ" || name.ends_with("COLORS") || name == "RUST_LOG";
@@ -69,7 +69,7 @@ pub(crate) fn is_harmless(name: &[u8], value: &Argument) -> bool {
         && value.iter().all(|b| b.is_ascii_alphanumeric() || b"_.@+-,=:;*'".contains(b) || (slash && *b == b'/'))
 }
 
-/// Records an assignment that may change what runs.
+/// Records an assignment that may change the code that runs.
 pub(crate) fn judge(judge: &mut Judge, name: &[u8], value: &Argument, at: (usize, usize)) {
     let injecting = INJECTING.iter().any(|n| n.as_bytes() == name);
     let message = if injecting {

@@ -1,11 +1,11 @@
-//! Uses of programs that are denied whatever the file. The table is data in
-//! `knowledge/hazards.toml`; here it is matched.
+//! Uses of programs that are denied for every file. The table is data in `knowledge/hazards.toml`;
+//! this module matches it.
 
 use crate::invocation::Invocation;
 use crate::judge::Judge;
 use crate::knowledge::hazards;
 
-/// What a code says to a person.
+/// Returns the message of a code.
 fn message(code: &str) -> &'static str {
     match code {
         "destroys-disk" => "Overwrites or formats a disk.",
@@ -21,7 +21,7 @@ fn message(code: &str) -> &'static str {
     }
 }
 
-/// True if a word is what a pattern of the table says.
+/// Returns whether a word matches a pattern of the table.
 pub(super) fn matches(pattern: &str, word: &[u8]) -> bool {
     let pattern = pattern.as_bytes();
     // Most patterns fail here.
@@ -37,7 +37,7 @@ pub(super) fn matches(pattern: &str, word: &[u8]) -> bool {
     }
 }
 
-/// Equal bytes; `?` in the pattern is any one.
+/// Returns whether the bytes are equal; `?` in the pattern matches any byte.
 fn same(pattern: &[u8], word: &[u8]) -> bool {
     pattern.iter().zip(word).all(|(p, w)| p == w || *p == b'?')
 }
@@ -54,7 +54,7 @@ fn tail_matches(pattern: &[u8], word: &[u8]) -> bool {
     word.windows(part.len()).enumerate().any(|(i, w)| w == part && tail_matches(&rest[1..], &word[i + part.len()..]))
 }
 
-/// Judges a command by the table.
+/// Classifies a command by the table.
 pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) {
     let has = |patterns: &[&str]| patterns.iter().any(|p| invocation.texts().iter().any(|w| matches(p, w)));
     for hazard in hazards::of(&invocation.name) {
@@ -62,7 +62,7 @@ pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) {
             judge.deny(hazard.code, message(hazard.code), invocation.span);
         }
     }
-    // A table of jobs is installed, from a file or from standard input.
+    // A crontab is installed from a file or from standard input.
     let told = ["-l", "-e", "-r", "-h", "-V", "--help", "--version"].iter().any(|option| invocation.has(option));
     if invocation.name == b"crontab" && !told {
         judge.deny("persistence", message("persistence"), invocation.span);

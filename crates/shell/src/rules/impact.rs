@@ -1,6 +1,6 @@
-//! Effects that no sandbox contains or no undo takes back: force pushes, what is
-//! published, clusters, accounts, databases. The table is data in
-//! `knowledge/impacts.toml`; here it is matched. Must not know who is asked.
+//! Effects that no sandbox contains or that cannot be undone: forced pushes, publications,
+//! clusters, accounts, databases. The table is data in `knowledge/impacts.toml`; this module
+//! matches it. It must not depend on the approver.
 
 use stockade_model::Impact;
 
@@ -14,10 +14,10 @@ use super::hazards::matches;
 
 /// Least length of an abbreviated long option, dashes included.
 const MIN_ABBREVIATION: usize = 4;
-/// Most statements' words that are looked at.
+/// Most words of statements that are read.
 const MAX_STATEMENT_WORDS: usize = 4096;
 
-/// How far the effect of what is denied reaches.
+/// Returns the impact of a denied use.
 pub(crate) fn of_denial(code: &str) -> Impact {
     match code {
         "exfiltration"
@@ -32,16 +32,16 @@ pub(crate) fn of_denial(code: &str) -> Impact {
     }
 }
 
-/// Effects that need no consent where a program is started: git's settings are judged by what
-/// they say when they are written.
+/// Effects that need no consent when a program starts: git's settings are classified by their
+/// values when they are written.
 const JUDGED_ELSEWHERE: &[&str] = &["configures-program"];
 
-/// Whether a program of this name may have an effect that needs consent.
+/// Returns whether a program of this name may have an effect that needs consent.
 pub(crate) fn is_known(program: &[u8]) -> bool {
     impacts::of(program).next().is_some()
 }
 
-/// The effects of a program that is started with these arguments: codes and their messages.
+/// Returns the effects of a program with these arguments: codes and their messages.
 pub(crate) fn of_program(program: &[u8], arguments: &[Vec<u8>]) -> Vec<(&'static str, &'static str)> {
     let arguments = arguments.iter().map(|text| Argument::known(text, (0, 0))).collect();
     let invocation = Invocation::new(program.to_owned(), false, arguments, Flow::default(), (0, 0));
@@ -54,13 +54,13 @@ pub(crate) fn of_program(program: &[u8], arguments: &[Vec<u8>]) -> Vec<(&'static
     codes.into_iter().map(|code| (code, impacts::meaning(code).1)).collect()
 }
 
-/// Records the effect that a code stands for.
+/// Records the effect with this code.
 pub(crate) fn affect(judge: &mut Judge, code: &str, at: (usize, usize)) {
     let (impact, message) = impacts::meaning(code);
     judge.affect(impact, code, message, at);
 }
 
-/// Judges a command by the table.
+/// Classifies a command by the table.
 pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
     if matches!(invocation.name.as_slice(), b"export" | b"declare" | b"typeset") {
         for argument in &invocation.arguments {
@@ -94,7 +94,7 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
     }
 }
 
-/// Judges a variable that may name an index of packages.
+/// Classifies a variable that may name a package index.
 pub(crate) fn variable(judge: &mut Judge, name: &[u8], value: &Argument, at: (usize, usize)) {
     let Some(variables) = impacts::variables(name) else { return };
     if value.shown().split(|b| b" ,|".contains(b)).any(|part| is_foreign(part, variables.hosts)) {
@@ -102,7 +102,7 @@ pub(crate) fn variable(judge: &mut Judge, name: &[u8], value: &Argument, at: (us
     }
 }
 
-/// True for a value that names a host which is not one of these, or may.
+/// Returns whether a value names, or may name, a host that is not in the list.
 fn is_foreign(value: &[u8], hosts: &[&str]) -> bool {
     if value.starts_with(b"file:") {
         return false;
@@ -114,7 +114,7 @@ fn is_foreign(value: &[u8], hosts: &[&str]) -> bool {
     host.is_none_or(|host| !hosts.iter().any(|known| known.as_bytes() == host))
 }
 
-/// True for an address of this machine.
+/// Returns whether the value is an address of this machine.
 fn is_loopback(value: &[u8]) -> bool {
     let host = crate::readers::host_name(value);
     host.is_some_and(|host| host == b"localhost" || host == b"127.0.0.1")
@@ -127,14 +127,14 @@ enum Answer {
     Unknown,
 }
 
-/// What a word is on the command line.
+/// Role of a word on the command line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Option,
-    /// Of the option before it.
+    /// Value of the option before it.
     Value,
     Operand,
-    /// An operand, or the value of the option before it, which is not known.
+    /// An operand, or the value of the unknown option before it.
     Either,
 }
 
@@ -175,12 +175,12 @@ impl<'a> Line<'a> {
         Self { options, words, invocation }
     }
 
-    /// True where an option makes this use a rehearsal. An option counts where it is
-    /// surely one: not where it may be the value of the one before it.
+    /// Returns whether an option makes this use a dry run. An option counts only if it cannot be
+    /// the value of the one before it.
     fn is_rehearsal(&self, known: &Use) -> bool {
         let mut may_want = false;
         let mut found = false;
-        // `-h` asks for help where nothing follows that it could be the option of.
+        // `-h` asks for help, unless a word follows that it could be an option for.
         let last = self.words.last().filter(|word| word.role == Role::Option);
         if last.is_some_and(|word| matches!(word.text, b"-h" | b"-help") && !self.knows(word.text)) {
             return true;
@@ -211,13 +211,13 @@ impl<'a> Line<'a> {
         found
     }
 
-    /// True where an option of the program is called so.
+    /// Returns whether the program has an option of this name.
     fn knows(&self, option: &[u8]) -> bool {
         lists(self.options.flags, option) || lists(self.options.valued, option)
     }
 
-    /// True where a word is the option that makes it a rehearsal: whole, with a yes, or a letter
-    /// of a cluster; never abbreviated.
+    /// Returns whether a word is the option for a dry run: complete, with a positive value, or a
+    /// letter of a cluster; never abbreviated.
     fn rehearses(&self, option: &str, text: &[u8]) -> bool {
         let is_yes =
             || text.strip_prefix(option.as_bytes()).is_some_and(|rest| matches!(rest, b"=true" | b"=1" | b"=yes"));
@@ -225,7 +225,7 @@ impl<'a> Line<'a> {
         option.as_bytes() == text || is_yes() || is_short && is_option(option, text, self.options)
     }
 
-    /// True where every condition of a use holds.
+    /// Returns whether every condition of a use holds.
     fn is(&self, known: &Use) -> Answer {
         let mut behind = 0;
         if !known.uses.is_empty() {
@@ -245,7 +245,7 @@ impl<'a> Line<'a> {
         if holds { Answer::Yes } else { Answer::No }
     }
 
-    /// Where the first of these sequences of subcommands ends.
+    /// Returns the end of the first of these sequences of subcommands.
     fn sequence(&self, all: &[&[&[&str]]]) -> Found {
         let mut unknown = false;
         for sequence in all {
@@ -280,7 +280,7 @@ impl<'a> Line<'a> {
         Found::No
     }
 
-    /// True if nothing but a name and a harmless value of it stands behind the subcommand.
+    /// Returns whether only a name and a harmless value follow the subcommand.
     fn is_harmless(&self, known: &Use, behind: usize) -> bool {
         let mut operands: Vec<&Word<'_>> = self.words[behind..].iter().filter(|word| is_operand(word)).collect();
         // `git config set NAME VALUE`
@@ -300,7 +300,7 @@ impl<'a> Line<'a> {
                 .any(|pair| matches!(pair, [names, values] if is_one(names, name) && is_one(values, value)))
     }
 
-    /// True if one of these words is there, with a value that counts.
+    /// Returns whether one of these words is present, with a value that counts.
     fn has(&self, group: &[&str], known: &Use) -> bool {
         let checks_value = !(known.hosts.is_empty() && known.value_is.is_empty() && known.value_not.is_empty());
         group.iter().any(|pattern| {
@@ -315,13 +315,13 @@ impl<'a> Line<'a> {
         })
     }
 
-    /// True if the value of the option at this place is one that the use tells of.
+    /// Returns whether the value of the option at this index meets the condition of the use.
     fn value_counts(&self, pattern: &str, index: usize, known: &Use) -> bool {
         let text = self.words[index].text;
         let attached = match text.iter().position(|b| *b == b'=') {
             Some(at) if text.starts_with(b"--") => Some(&text[at + 1..]),
             _ if text.starts_with(b"--") => None,
-            // `-iURL`; behind a cluster it is the next word.
+            // `-iURL`; after a cluster it is the next word.
             _ => text.strip_prefix(pattern.as_bytes()).filter(|rest| !rest.is_empty()),
         };
         let next = self.words.get(index + 1).map(|word| word.text);
@@ -333,7 +333,7 @@ impl<'a> Line<'a> {
             && !is_one(known.value_not)
     }
 
-    /// True if an argument, or text of the script that comes in, holds a statement.
+    /// Returns whether an argument, or text of the script on standard input, contains a statement.
     fn says(&self, statements: &[&[&str]]) -> bool {
         let input = self.invocation.stdin.literal.as_deref();
         self.words.iter().map(|word| word.text).chain(input).any(|text| {
@@ -349,19 +349,19 @@ impl<'a> Line<'a> {
         })
     }
 
-    /// True if the last operand is one of these.
+    /// Returns whether the last operand is one of these.
     fn ends_with(&self, kind: &str, behind: usize) -> bool {
         let operands: Vec<&Word<'_>> = self.words[behind..].iter().filter(|word| is_operand(word)).collect();
         let is_kind = |word: &&Word<'_>| match kind {
             "remote" => is_remote(word.text),
             pattern => matches(pattern, word.text),
         };
-        // The value of an option that is not known may stand behind it.
+        // The value of an unknown option may follow it.
         let sure = operands.iter().rposition(|word| word.role == Role::Operand).unwrap_or(0).max(1);
         operands.get(sure..).is_some_and(|last| last.iter().any(is_kind))
     }
 
-    /// True if nothing is reached but this machine.
+    /// Returns whether only this machine is reached.
     fn stays_here(&self, known: &Use) -> bool {
         let spoils = |word: &Word<'_>| {
             word.role == Role::Option && known.spoils.iter().any(|option| is_option(option, word.text, self.options))
@@ -374,7 +374,7 @@ impl<'a> Line<'a> {
 enum Found {
     No,
     Unknown,
-    /// Index behind its last word.
+    /// Index after its last word.
     At(usize),
 }
 
@@ -382,7 +382,7 @@ fn is_operand(word: &Word<'_>) -> bool {
     matches!(word.role, Role::Operand | Role::Either)
 }
 
-/// True for a value that is one word whatever it holds: `"$1"`, but not `$OPTIONS`.
+/// Returns whether a value is one word whatever its content: `"$1"`, but not `$OPTIONS`.
 fn is_one_word(argument: &Argument) -> bool {
     argument.atoms.iter().all(|atom| match atom {
         Atom::Byte { .. } => true,
@@ -391,7 +391,7 @@ fn is_one_word(argument: &Argument) -> bool {
     })
 }
 
-/// `host:path`, `scheme://`.
+/// Returns whether the text has the form `host:path` or `scheme://`.
 fn is_remote(text: &[u8]) -> bool {
     let colon = text.iter().position(|b| *b == b':');
     let slash = text.iter().position(|b| *b == b'/').unwrap_or(text.len());
@@ -402,12 +402,12 @@ fn lists(all: &[&str], text: &[u8]) -> bool {
     all.iter().any(|one| one.as_bytes() == text)
 }
 
-/// An option without its value.
+/// Returns an option without its value.
 fn name_of(text: &[u8]) -> &[u8] {
     text.split(|b| *b == b'=').next().unwrap_or_default()
 }
 
-/// True if a word is this option: whole, abbreviated, or a letter of a cluster.
+/// Returns whether a word is this option: complete, abbreviated, or a letter of a cluster.
 fn is_option(pattern: &str, text: &[u8], options: &Options) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name_of(text));
     if name == pattern {

@@ -1,7 +1,7 @@
-//! What is denied, and what needs consent whatever was granted: literal evidence of destruction beyond the workspace, theft,
-//! persistence, hiding and weakening. Each rule looks at one command, at what
-//! flows into it, or at the script as a whole. A rule that is not sure says
-//! nothing: the readers already ask.
+//! Rules for denials, and for effects that need consent whatever was granted. They need literal
+//! evidence of destruction outside the workspace, theft, persistence, hiding and weakening. Each
+//! rule examines one command, its input, or the script as a whole. A rule that is not certain
+//! reports nothing, because the readers ask already.
 
 pub(crate) mod code;
 pub(crate) mod destroy;
@@ -18,7 +18,7 @@ use crate::judge::Judge;
 use crate::script::Statement;
 use crate::words::{Argument, Flow};
 
-/// Commands that run text or words as commands; `None` if this is none of them.
+/// Classifies commands that run text or words as commands; `None` if this is none of them.
 pub(crate) fn runs_inner(judge: &mut Judge, invocation: &Invocation) -> Option<Flow> {
     match invocation.name.as_slice() {
         name if code::is_shell(name) => code::shell(judge, invocation),
@@ -31,7 +31,7 @@ pub(crate) fn runs_inner(judge: &mut Judge, invocation: &Invocation) -> Option<F
     }
 }
 
-/// Judges one command by every rule. What its output carries.
+/// Classifies one command by every rule. Returns the flow of its output.
 pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     let mut flow = Flow::default();
     hazards::judge(judge, invocation);
@@ -45,7 +45,7 @@ pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     flow
 }
 
-/// Judges the script as a whole: what only several commands together show.
+/// Classifies the script as a whole: effects that only several commands together show.
 pub(crate) fn judge_whole(judge: &mut Judge, at: (usize, usize)) {
     if judge.seen.secret && judge.seen.sends {
         judge.deny("exfiltration", "Reads a secret and reaches another host.", at);
@@ -55,7 +55,7 @@ pub(crate) fn judge_whole(judge: &mut Judge, at: (usize, usize)) {
     }
 }
 
-/// True for `while true` and its kin.
+/// Returns whether a condition is `true` or similar, so that the loop has no end.
 pub(crate) fn is_endless_condition(condition: &[Statement]) -> bool {
     condition.is_empty()
         || matches!(condition, [Statement::Simple(simple)] if simple.words.first().is_some_and(|word| {
@@ -65,8 +65,7 @@ pub(crate) fn is_endless_condition(condition: &[Statement]) -> bool {
         }))
 }
 
-/// True for a function whose body starts it again in the background or in a
-/// pipeline.
+/// Returns whether a function's body starts it again in the background or in a pipeline.
 pub(crate) fn is_process_bomb(name: &[u8], body: &[Statement]) -> bool {
     body.iter().any(|s| multiplies(name, s))
 }

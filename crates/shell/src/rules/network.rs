@@ -1,5 +1,5 @@
-//! Programs that reach other hosts: what they fetch taints what flows on; a
-//! secret given to them is theft.
+//! Programs that reach other hosts. Data that they fetch taints its later uses; sending them a
+//! secret is theft.
 
 use stockade_model::Capability;
 
@@ -9,10 +9,10 @@ use crate::words::{Argument, Flow};
 
 use super::hazards::matches;
 
-/// Most words of a text on standard input that are looked at.
+/// Most words of a text on standard input that are examined.
 const MAX_LISTED: usize = 64;
 
-/// Programs that send what they are given.
+/// Programs that send their input or files.
 const SENDERS: &[&str] = &[
     "curl",
     "wget",
@@ -153,7 +153,7 @@ const FETCHERS: &[&str] = &[
     "rsh",
 ];
 
-/// Uses that keep what they fetch.
+/// Uses that store the fetched data.
 const KEEPERS: &[(&str, &[&str])] = &[
     ("git", &["clone"]),
     ("hg", &["clone"]),
@@ -196,7 +196,7 @@ fn is_use(table: &[(&str, &[&str])], invocation: &Invocation) -> bool {
     })
 }
 
-/// True where a named key is used to log in, not sent.
+/// Returns whether a named key is used to log in and not sent.
 pub(super) fn is_identity_use(invocation: &Invocation) -> bool {
     let words = invocation.texts();
     let identity = [
@@ -240,13 +240,12 @@ pub(super) fn is_identity_use(invocation: &Invocation) -> bool {
         && !words.iter().any(|w| w == b"cp" || w == b"create" || w == b"build")
 }
 
-/// True for commands that open a plain connection.
+/// Returns whether the program opens a plain connection.
 fn is_raw(name: &[u8]) -> bool {
     ["nc", "ncat", "netcat", "nc.*", "socat", "telnet", "websocat"].iter().any(|r| matches(r, name))
 }
 
-/// True if a variable whose name says that it is a secret goes out other than
-/// as a login.
+/// Returns whether a variable with the name of a secret is sent, other than as a login.
 fn sends_secret_variable(invocation: &Invocation) -> bool {
     let mut login = false;
     invocation.arguments.iter().any(|argument| {
@@ -269,7 +268,7 @@ fn is_secret_name(name: &[u8]) -> bool {
         .any(|part| name.windows(part.len()).any(|w| w == part.as_bytes()))
 }
 
-/// Judges one command. What its output carries.
+/// Classifies one command. Returns the flow of its output.
 pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     let mut flow = Flow::default();
     let at = invocation.span;
@@ -294,7 +293,7 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
             || invocation.arguments.iter().any(|a| a.flow.secret);
         let named =
             !is_identity_use(invocation) && invocation.arguments.iter().any(|a| super::output::names_secret(judge, a));
-        // `sftp`, `ftp`, `curl -K -`: what to send stands on standard input.
+        // `sftp`, `ftp`, `curl -K -`: standard input names the files to send.
         let listed = invocation.stdin.literal.as_deref().is_some_and(|text| lists_secret(judge, text, at));
         if tainted || named || listed {
             judge.deny("exfiltration", "Sends a secret to another host.", at);
@@ -304,7 +303,7 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
         }
     }
     flow.fetched = fetches;
-    // The metadata services of clouds hand out credentials.
+    // The metadata services of clouds return credentials.
     flow.secret = invocation.texts().iter().any(|t| METADATA.iter().any(|m| t.windows(m.len()).any(|w| w == *m)));
     if flow.secret {
         super::impact::affect(judge, "cloud-metadata", at);
@@ -315,7 +314,7 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
     flow
 }
 
-/// True if a word of the text is the path of a secret.
+/// Returns whether a word of the text is the path of a secret.
 fn lists_secret(judge: &Judge, text: &[u8], at: (usize, usize)) -> bool {
     let words = text.split(|b| b.is_ascii_whitespace() || matches!(b, b'"' | b'\''));
     words.filter(|word| !word.is_empty()).take(MAX_LISTED).any(|word| {
@@ -324,7 +323,7 @@ fn lists_secret(judge: &Judge, text: &[u8], at: (usize, usize)) -> bool {
     })
 }
 
-/// True if what is fetched is kept in a file.
+/// Returns whether the fetched data is stored in a file.
 fn keeps(invocation: &Invocation) -> bool {
     let words = invocation.texts();
     let short = |letters: &[u8]| {
@@ -343,8 +342,8 @@ fn keeps(invocation: &Invocation) -> bool {
     }
 }
 
-/// True for uses of git that name a remote, or only look as if they pushed: nothing is
-/// reached. An address may still carry away what is put into it.
+/// Returns whether a use of git names a remote, or only looks like a push, and reaches no host. An
+/// address may still contain data to be sent later.
 fn is_local_git(invocation: &Invocation) -> bool {
     const LOCAL: &[(&[u8], &[u8])] = &[(b"remote", b"add"), (b"remote", b"set-url"), (b"stash", b"push")];
     let texts = invocation.texts();

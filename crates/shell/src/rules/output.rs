@@ -1,14 +1,14 @@
-//! What comes out of a command: the bytes, where the text shows them, and
-//! whether they are encoded, endless or secret.
+//! Output of a command: the bytes, if the text shows them, and whether they are encoded, endless or
+//! secret.
 
 use crate::invocation::Invocation;
 use crate::judge::Judge;
 use crate::words::{Argument, Flow};
 
-/// Longest output that is worked out.
+/// Longest output that is computed.
 const MAX_LITERAL: usize = 64 * 1024;
 
-/// The bytes a command prints, where its words show them.
+/// Returns the bytes that a command prints, if its words show them.
 pub(crate) fn literal(invocation: &Invocation) -> Option<Vec<u8>> {
     let words: Option<Vec<Vec<u8>>> = invocation.arguments.iter().map(Argument::pattern).collect();
     let words = words?;
@@ -47,7 +47,8 @@ pub(crate) fn literal(invocation: &Invocation) -> Option<Vec<u8>> {
     (text.len() <= MAX_LITERAL).then_some(text)
 }
 
-/// What find(1) prints: its starts and anything below, ended as its reader wants.
+/// Returns the output of find(1): its starting points and anything below them, with the terminator
+/// that its reader needs.
 fn found(words: Vec<Vec<u8>>) -> Option<Vec<u8>> {
     let end = if words.iter().any(|word| word == b"-print0") { 0 } else { b'\n' };
     let starts: Vec<Vec<u8>> = words.into_iter().take_while(|word| !word.starts_with(b"-")).collect();
@@ -74,7 +75,7 @@ fn printf(words: &[Vec<u8>]) -> Option<Vec<u8>> {
             _ => return None,
         }
     }
-    // The format is used again for what is left.
+    // The format is used again for the remaining values.
     for value in values {
         out.push(b'\n');
         out.extend(value);
@@ -82,8 +83,7 @@ fn printf(words: &[Vec<u8>]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Escapes of `echo -e` and `printf`, as far as they are needed to read the
-/// text.
+/// Decodes escapes of `echo -e` and `printf`, as far as they are needed to read the text.
 fn unescape(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut at = 0;
@@ -110,7 +110,7 @@ fn unescape(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Taints a command adds to what passes through it.
+/// Returns the taints that a command adds to data that passes through it.
 pub(crate) fn taints(judge: &mut Judge, invocation: &Invocation) -> Flow {
     let words = invocation.texts();
     let has = |list: &[&str]| words.iter().any(|w| list.iter().any(|l| super::hazards::matches(l, w)));
@@ -147,7 +147,7 @@ pub(crate) fn taints(judge: &mut Judge, invocation: &Invocation) -> Flow {
         _ => false,
     };
     let secret = match invocation.name.as_slice() {
-        // With options `set` sets them, and shows no variable.
+        // With options, `set` sets them and prints no variable.
         b"env" | b"history" | b"set" => words.is_empty(),
         b"printenv" | b"export" | b"declare" | b"typeset" => {
             words.is_empty()
@@ -167,7 +167,7 @@ pub(crate) fn taints(judge: &mut Judge, invocation: &Invocation) -> Flow {
     if secret {
         judge.seen.secret = true;
     }
-    // Any command that takes a secret file as an operand may pass it on.
+    // Any command with a secret file as an operand may send it on.
     let named = invocation.arguments.iter().any(|a| names_secret(judge, a));
     if named && !super::network::is_identity_use(invocation) {
         judge.seen.secret = true;
@@ -182,18 +182,17 @@ pub(crate) fn taints(judge: &mut Judge, invocation: &Invocation) -> Flow {
     }
 }
 
-/// Most parts of one argument that are looked at as paths.
+/// Most parts of one argument that are examined as paths.
 const MAX_CANDIDATES: usize = 16;
 
 fn contains(text: &[u8], part: &[u8]) -> bool {
     text.windows(part.len()).any(|w| w == part)
 }
 
-/// True if an argument is the path of a secret, alone or behind `@`, `=` or
-/// `file://`.
+/// Returns whether an argument is the path of a secret, alone or after `@`, `=` or `file://`.
 pub(super) fn names_secret(judge: &Judge, argument: &Argument) -> bool {
     let shown = argument.shown();
-    // Text with blanks or patterns is not a path.
+    // Text with spaces or patterns is not a path.
     if shown.len() > 512 || shown.iter().any(|b| matches!(b, b'\n' | b'(' | b'|' | b'\\')) {
         return false;
     }
@@ -215,12 +214,13 @@ fn expand_home(text: &[u8], judge: &Judge) -> Vec<u8> {
     }
 }
 
-/// A bare word such as `token` is no path; it needs a slash or a dot.
+/// Returns whether the text looks like a path: a bare word such as `token` does not, because it
+/// needs a slash or a dot.
 fn looks_like_path(text: &[u8]) -> bool {
     text.contains(&b'/') || text.contains(&b'.') || text.starts_with(b"id_")
 }
 
-/// Parts of an argument that may be a path; no more than a person would see.
+/// Returns the parts of an argument that may be a path, up to a limit.
 fn candidates(text: &[u8]) -> Vec<&[u8]> {
     let mut out = Vec::new();
     if !text.starts_with(b"-") && !contains(text, b"://") {
@@ -237,7 +237,7 @@ fn candidates(text: &[u8]) -> Vec<&[u8]> {
     if let Some(at) = text.windows(7).position(|w| w == b"file://") {
         out.push(&text[at + 7..]);
     }
-    // The whole and what stands behind the last sign are the likely ones.
+    // The whole text and the part after the last sign are the likely ones.
     if out.len() > MAX_CANDIDATES {
         out.drain(MAX_CANDIDATES / 2..out.len() - MAX_CANDIDATES / 2);
     }

@@ -1,7 +1,6 @@
-//! Code of other languages given as text: `python -c`, `node -e`, awk programs,
-//! recipes. It is not parsed; its string literals and a few names are enough
-//! for what a person would see at a glance. Finds denials only: running code is
-//! one to ask about anyway.
+//! Code of other languages in text: `python -c`, `node -e`, awk programs, recipes. It is not
+//! parsed. Its string literals and a few names are enough to find obvious effects. Finds denials
+//! only, because running code is `ask` anyway.
 
 use crate::invocation::Invocation;
 use crate::judge::Judge;
@@ -10,12 +9,12 @@ use crate::words::Argument;
 use super::code::{hidden_command, is_interpreter, is_standard_input};
 use super::destroy::delete;
 
-/// Longest program looked at, in bytes; running it is one to ask about anyway.
+/// Longest program that is scanned, in bytes; running it is `ask` anyway.
 const MAX_PROGRAM: usize = 32 * 1024;
-/// Most of them in one command.
+/// Most programs in one command.
 const MAX_PROGRAMS: usize = 32;
 
-/// Judges one command's embedded code.
+/// Classifies one command's embedded code.
 pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
     let at = invocation.span;
     let name = invocation.name.as_slice();
@@ -52,7 +51,7 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
     }
 }
 
-/// Texts that may be code: arguments, and standard input where it is code.
+/// Returns the texts that may be code: arguments, and standard input if it is code.
 fn embedded(invocation: &Invocation) -> Vec<Vec<u8>> {
     let mut out: Vec<Vec<u8>> = invocation.arguments.iter().map(Argument::shown).filter(|t| t.len() > 3).collect();
     let reads_stdin =
@@ -63,7 +62,8 @@ fn embedded(invocation: &Invocation) -> Vec<Vec<u8>> {
     out
 }
 
-/// Looks for the first byte alone, then for the rest: these lists are long.
+/// Returns whether the text contains a part. Searches for the first byte and then compares the
+/// rest, because these lists are long.
 fn contains(text: &[u8], part: &str) -> bool {
     let part = part.as_bytes();
     let Some(first) = part.first() else { return true };
@@ -242,7 +242,7 @@ const WRITES: &[&str] = &[
     "symlink",
 ];
 
-/// Judges a program's text.
+/// Classifies a program's text.
 pub(super) fn program(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
     let reaches = any(text, REACHES);
     if reaches
@@ -285,7 +285,7 @@ pub(super) fn program(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
     literals(judge, text, reaches, at);
 }
 
-/// Code that is decoded and run, or that starts itself without end.
+/// Reports code that is decoded and run, or that starts itself without end.
 fn encoded_or_endless(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
     if any(text, ENCODED)
         && any(text, &["exec(", "eval(", "eval ", "Function(", "loads(", "os.system(", "execSync("])
@@ -321,7 +321,7 @@ fn encoded_or_endless(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
     }
 }
 
-/// Judges the string literals of a program.
+/// Classifies the string literals of a program.
 fn literals(judge: &mut Judge, text: &[u8], reaches: bool, at: (usize, usize)) {
     let (removes, writes, runs) = (
         any(text, REMOVES),
@@ -370,9 +370,8 @@ fn expand_tilde(judge: &Judge, literal: &[u8]) -> Vec<u8> {
     }
 }
 
-/// What stands between equal quotes, and lists of such joined by blanks: programs
-/// take their arguments so. Quotes inside quotes of the other kind are part of
-/// the text.
+/// Returns the texts between equal quotes, and lists of them joined by spaces, which is how
+/// programs take their arguments. Quotes inside quotes of the other kind are part of the text.
 fn string_literals(text: &[u8]) -> Vec<Vec<u8>> {
     let mut out = Vec::new();
     let mut list: Vec<Vec<u8>> = Vec::new();
@@ -407,7 +406,7 @@ fn string_literals(text: &[u8]) -> Vec<Vec<u8>> {
     out
 }
 
-/// Recipes in a makefile given as text.
+/// Classifies recipes in a makefile given as text.
 fn make(judge: &mut Judge, invocation: &Invocation) {
     let texts = invocation.texts();
     let directory =
@@ -435,7 +434,7 @@ fn make(judge: &mut Judge, invocation: &Invocation) {
     judge.scope.cwd = scope;
 }
 
-/// A word as one word of a script.
+/// Quotes a word as one word of a script.
 fn quoted(word: &[u8]) -> Vec<u8> {
     let escaped: Vec<Vec<u8>> = word.split(|b| *b == b'\'').map(<[u8]>::to_vec).collect();
     [&b"'"[..], &escaped.join(&b"'\\''"[..]), b"'"].concat()
@@ -509,7 +508,7 @@ const SEPARATE: &[(&str, &[&str])] = &[
     ("mapfile", &["-C"]),
 ];
 
-/// `e command`, and `s/x/command/e`: what sed gives to a shell.
+/// Returns the shell command of sed's `e command` or `s/x/command/e`.
 fn sed_command(script: &[u8]) -> Option<Vec<u8>> {
     let address = script.iter().take_while(|b| b.is_ascii_digit() || b"$,~! ".contains(b)).count();
     let command = &script[address..];
@@ -532,7 +531,7 @@ fn sed_command(script: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// Values of options that programs run as commands.
+/// Returns the values of options that programs run as commands.
 fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
     let texts = invocation.texts();
     let mut out = Vec::new();
@@ -551,7 +550,7 @@ fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
             out.extend(escaped.map(<[u8]>::to_vec));
         }
         b"sed" | b"gsed" => out.extend(texts.iter().filter_map(|text| sed_command(text))),
-        // What is tried on each step is a command with its arguments.
+        // The command to test each step, with its arguments.
         b"git" if texts.first().is_some_and(|t| t == b"bisect") => {
             let command: Vec<Vec<u8>> = texts.iter().skip_while(|t| *t != b"run").skip(1).map(|t| quoted(t)).collect();
             out.push(command.join(&b' '));

@@ -1,5 +1,5 @@
-//! Writing to places whose content runs, configures or records: redirections
-//! and the programs that write a file named in their arguments.
+//! Writes to paths whose content runs, configures or records: redirections, and programs that write
+//! a file named in their arguments.
 
 use stockade_model::{Capability, RawText};
 
@@ -10,12 +10,12 @@ use crate::words::{Argument, Flow};
 
 use super::destroy::split;
 
-/// Most files of one command that are remembered.
+/// Most files of one command that are tracked.
 const MAX_REMEMBERED: usize = 8;
-/// Most texts that are remembered.
+/// Most texts that are tracked.
 const MAX_WRITTEN_TEXTS: usize = 16;
 
-/// A descriptor connected to another host by the shell.
+/// Reports a descriptor that the shell connects to another host.
 pub(crate) fn socket(judge: &mut Judge, at: (usize, usize)) {
     judge.seen.socket = true;
     judge.seen.sends = true;
@@ -23,7 +23,7 @@ pub(crate) fn socket(judge: &mut Judge, at: (usize, usize)) {
     judge.ask("network", "Connects to another host.", at);
 }
 
-/// Judges a redirection into a file. The path, unless it is the null device.
+/// Classifies a redirection into a file. Returns the path, unless it is the null device.
 pub(crate) fn judge_redirect(
     judge: &mut Judge,
     argument: &Argument,
@@ -43,14 +43,14 @@ pub(crate) fn judge_redirect(
         crate::readers::confined::record(judge, at);
         return None;
     };
-    // `/dev/null/..` exists for the text only.
+    // `/dev/null/..` exists in the text only.
     if !shown.starts_with(b"/dev/null/") {
         target(judge, &path, whole, at);
     }
     Some(path)
 }
 
-/// Judges one file that is written.
+/// Classifies one file that is written.
 pub(crate) fn target(judge: &mut Judge, path: &[u8], whole: bool, at: (usize, usize)) {
     judge.capabilities.insert(Capability::Write(RawText::from(path)));
     match paths::target(path, whole, judge.context) {
@@ -65,17 +65,17 @@ pub(crate) fn target(judge: &mut Judge, path: &[u8], whole: bool, at: (usize, us
     }
 }
 
-/// True for a file whose content runs, configures or records.
+/// Returns whether a file's content runs, configures or records.
 pub(crate) fn is_target(judge: &Judge, path: &[u8]) -> bool {
     paths::target(path, false, judge.context).is_some()
 }
 
-/// True for a file whose content runs or is secret.
+/// Returns whether a file's content runs or is secret.
 pub(super) fn is_guarded(judge: &Judge, path: &[u8]) -> bool {
     is_target(judge, path) || paths::sensitivity(path, judge.context) == Some(paths::Sensitivity::Secret)
 }
 
-/// Judges what a command's output into files amounts to.
+/// Classifies a command's output into files.
 pub(crate) fn judge_output(judge: &mut Judge, written: &[Vec<u8>], flow: &Flow, at: (usize, usize)) {
     if written.is_empty() {
         return;
@@ -103,7 +103,7 @@ pub(crate) fn judge_output(judge: &mut Judge, written: &[Vec<u8>], flow: &Flow, 
     }
 }
 
-/// Judges programs that write files named in their arguments.
+/// Classifies programs that write files named in their arguments.
 pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
     let at = invocation.span;
     match invocation.name.as_slice() {
@@ -131,7 +131,7 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
             });
             if in_place {
                 let (options, operands) = split(&invocation.arguments, &["-e", "-f", "--expression", "--file"]);
-                // Without one of these the first operand is the program.
+                // Without one of these, the first operand is the program.
                 let given = options.iter().any(|o| {
                     o.starts_with(b"--expression") || o.starts_with(b"--file") || matches!(o.last(), Some(b'e' | b'f'))
                 });
@@ -179,7 +179,8 @@ fn each(judge: &mut Judge, operands: &[Argument], whole: bool, at: (usize, usize
     written
 }
 
-/// The last operand, or the value of `-t`; a directory takes the source's name.
+/// Classifies the last operand, or the value of `-t`; in a directory, the file has the source's
+/// name.
 fn destination(judge: &mut Judge, invocation: &Invocation) {
     let texts = invocation.texts();
     let (_, mut operands) = split(

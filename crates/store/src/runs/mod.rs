@@ -1,12 +1,11 @@
-//! Detached runs: a private directory each, in which its supervisor leaves what
-//! it is, what it printed and how it ended.
+//! Detached runs: each has a private directory, in which its supervisor stores its description, its
+//! output and its outcome.
 //!
-//! A run is alive as long as somebody holds the lock of its directory: the
-//! kernel gives a lock back with the last process that has it, however that
-//! ended, and never to another. Numbers of processes are kept for people to read
-//! and are used for nothing.
+//! A run is alive as long as a process holds the lock of its directory. The kernel releases a lock
+//! when the last process that holds it ends, for whatever reason, and never transfers it. Process
+//! ids are stored for display only.
 //!
-//! Absent on purpose: what a run does, how it is asked to end, clocks.
+//! This module does not know on purpose the command of a run, how to end it, or the time.
 
 mod output;
 
@@ -24,40 +23,39 @@ use crate::place::{PlaceError, private_directory, system};
 
 pub use output::{Output, OutputReader, Piece, Stream};
 
-/// Runs that are over and still told of; older ones are forgotten when another
-/// is begun.
+/// Most ended runs that are kept; older ones are removed when another run begins.
 pub const ENDED_KEPT: usize = 64;
 
 const ABOUT: &str = "run.json";
 const OUTCOME: &str = "outcome.json";
 
-/// What a detached run is.
+/// Description of a detached run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// Which.
+    /// Identifier of the run.
     pub id: RequestId,
-    /// The session, where it has one.
+    /// The session, if it has one.
     pub session: Option<SessionId>,
-    /// What was to be run.
+    /// The command to run.
     pub command: Command,
-    /// The directory that may be written.
+    /// The writable directory.
     pub workspace: RawText,
     /// The profile's name.
     pub profile: String,
-    /// When it was begun, in milliseconds since the epoch.
+    /// Start time, in milliseconds since the epoch.
     pub started_ms: u64,
-    /// The process that watches over it; may be another's number once it is over.
+    /// Process id of its supervisor; may belong to another process after the run.
     pub supervisor: u32,
 }
 
-/// How far a run is.
+/// State of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Somebody watches over it.
+    /// Its supervisor is running.
     Running,
-    /// It is over and told how.
+    /// The run ended and has an outcome.
     Ended(Box<Outcome>),
-    /// It is over, and its supervisor ended without a word: it was killed.
+    /// The run ended without an outcome, because its supervisor was killed.
     Lost,
 }
 
@@ -67,27 +65,27 @@ pub struct Runs {
     root: PathBuf,
 }
 
-/// One of them.
+/// Detached run of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     id: RequestId,
     path: PathBuf,
 }
 
-/// A run that this process watches over, until it ends.
+/// Run that this process supervises, until it ends.
 #[derive(Debug)]
 pub struct Watched {
     run: Run,
     _lock: File,
 }
 
-/// Why a name leads to no run.
+/// Error if a name identifies no run.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
-    /// Nothing begins so.
+    /// No id begins with the name.
     #[error("there is no run `{}`\nhint: `stockade ps --all` shows them", RawText::from(.0.as_str()).escaped())]
     Nothing(String),
-    /// More than one does.
+    /// More than one id begins with it.
     #[error("more than one run begins with `{}`\nhint: write more of its id", RawText::from(.0.as_str()).escaped())]
     Several(String),
     /// The directory cannot be read.
@@ -96,16 +94,15 @@ pub enum FindError {
 }
 
 impl Runs {
-    /// Those in this directory, which is made with the first of them.
+    /// Returns the runs in this directory, which is created for the first run.
     pub fn of(root: PathBuf) -> Self {
         Self { root }
     }
 
-    /// Begins one: nobody sees its directory before it is locked. Forgets the
-    /// oldest of those that are over.
+    /// Begins a run: its directory is hidden until it is locked. Removes the oldest ended runs.
     ///
     /// # Errors
-    /// When the directory cannot be made, or is not the caller's own.
+    /// [`PlaceError`] if the directory cannot be created, or is not the caller's own.
     pub fn begin(&self, id: &RequestId) -> Result<Watched, PlaceError> {
         let path = private_directory(&self.root.join(id.as_str()))?;
         self.forget_oldest()?;
@@ -113,18 +110,18 @@ impl Runs {
         Ok(Watched { run: Run { id: id.clone(), path }, _lock: lock })
     }
 
-    /// All that are known, in no order.
+    /// Returns all known runs, in no order.
     ///
     /// # Errors
-    /// When the directory cannot be read.
+    /// [`PlaceError`] if the directory cannot be read.
     pub fn all(&self) -> Result<Vec<Run>, PlaceError> {
         Ok(held::all(&self.root)?.map(|(id, path)| Run { id, path }).collect())
     }
 
-    /// The run whose id begins with `name`.
+    /// Returns the run whose id begins with `name`.
     ///
     /// # Errors
-    /// When there is none, or more than one.
+    /// [`FindError`] if there is none, or more than one.
     pub fn find(&self, name: &str) -> Result<Run, FindError> {
         let mut found = self.all()?.into_iter().filter(|run| !name.is_empty() && run.id.as_str().starts_with(name));
         match (found.next(), found.next()) {
@@ -150,83 +147,83 @@ impl Runs {
 }
 
 impl Run {
-    /// Its id.
+    /// Returns its id.
     pub fn id(&self) -> &RequestId {
         &self.id
     }
 
-    /// Its directory.
+    /// Returns its directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it is, once that is known.
+    /// Returns its description, if it is stored already.
     pub fn about(&self) -> Option<About> {
         held::read(&self.path, ABOUT)
     }
 
-    /// Whether somebody watches over it, which is whether it can be alive.
+    /// Returns whether its supervisor is running, without which the run cannot be alive.
     pub fn is_watched(&self) -> bool {
         held::is_held(&self.path)
     }
 
-    /// How far it is.
+    /// Returns its state.
     pub fn standing(&self) -> Standing {
-        // In this order: the outcome is written before the lock is given back.
+        // In this order, because the outcome is written before the lock is released.
         if self.is_watched() {
             return Standing::Running;
         }
         held::read(&self.path, OUTCOME).map_or(Standing::Lost, |outcome| Standing::Ended(Box::new(outcome)))
     }
 
-    /// What it printed, from the beginning.
+    /// Returns its output, from the beginning.
     pub fn output(&self) -> OutputReader {
         OutputReader::new(self.path.clone())
     }
 
-    /// Becomes readable when it prints more: an inotify instance, non-blocking,
-    /// whose content tells nothing more.
+    /// Returns a descriptor that becomes readable when there is more output: a non-blocking inotify
+    /// instance, whose events carry no further information.
     ///
     /// # Errors
-    /// When the user has as many as may be.
+    /// [`io::Error`] if the user has too many of them.
     pub fn printing(&self) -> io::Result<OwnedFd> {
         let instance = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         inotify::add_watch(&instance, &self.path, WatchFlags::MODIFY | WatchFlags::CREATE)?;
         Ok(instance)
     }
 
-    /// Forgets it.
+    /// Removes the run.
     ///
     /// # Errors
-    /// When its directory cannot be removed.
+    /// [`PlaceError`] if its directory cannot be removed.
     pub fn remove(&self) -> Result<(), PlaceError> {
         fs::remove_dir_all(&self.path).map_err(system("remove", &self.path))
     }
 }
 
 impl Watched {
-    /// The run.
+    /// Returns the run.
     pub fn run(&self) -> &Run {
         &self.run
     }
 
-    /// Says what it is.
+    /// Stores its description.
     ///
     /// # Errors
-    /// When that cannot be written.
+    /// [`PlaceError`] if it cannot be written.
     pub fn describe(&self, about: &About) -> Result<(), PlaceError> {
         held::write(&self.run.path, ABOUT, about)
     }
 
-    /// Says how it ended.
+    /// Stores its outcome.
     ///
     /// # Errors
-    /// When that cannot be written.
+    /// [`PlaceError`] if it cannot be written.
     pub fn finish(&self, outcome: &Outcome) -> Result<(), PlaceError> {
         held::write(&self.run.path, OUTCOME, outcome)
     }
 
-    /// Where what it prints is kept.
+    /// Returns the writer for its output.
     pub fn output(&self) -> Output {
         Output::new(self.run.path.clone())
     }

@@ -1,10 +1,9 @@
-//! What a run printed: its beginning and its end, in files of bounded size.
+//! Output of a run: its beginning and its end, in files of bounded size.
 //!
-//! Each file begins with how many bytes were printed before it (8 bytes, little
-//! endian); then come chunks: the stream (1 byte), the length (4 bytes), the
-//! bytes. The first files stay, of the later ones the last; a reader that comes
-//! to a gap knows its length from the next file. Files are only appended to, so
-//! they may be read while they are written, and after any interruption.
+//! Each file begins with the number of bytes that were printed before it (8 bytes, little endian).
+//! Then follow chunks: the stream (1 byte), the length (4 bytes), the bytes. The first files stay,
+//! and the last of the later ones. A reader at a gap gets its length from the next file. Files are
+//! only appended to, so they may be read while they are written, and after any interruption.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -13,20 +12,20 @@ use std::path::PathBuf;
 
 use crate::held::new_file;
 
-/// The length from which a file is not appended to, in bytes.
+/// Length from which a file is not appended to, in bytes.
 const FILE_BYTES: u64 = 512 << 10;
-/// Files from the beginning that stay.
+/// Number of files kept from the beginning.
 const FIRST_KEPT: u64 = 2;
-/// Files from the end that stay.
+/// Number of files kept from the end.
 const LAST_KEPT: u64 = 3;
-/// The longest chunk, in bytes.
+/// Longest chunk, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
 /// Bytes before the first chunk.
 const BEGINNING_BYTES: u64 = 8;
-/// Bytes before the bytes of a chunk.
+/// Bytes of a chunk's head.
 const HEAD_BYTES: usize = 5;
 
-/// Where something was printed.
+/// Stream of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -35,7 +34,7 @@ pub enum Stream {
     Err = 2,
 }
 
-/// The writing end.
+/// Writer of the output.
 #[derive(Debug)]
 pub struct Output {
     directory: PathBuf,
@@ -50,10 +49,10 @@ impl Output {
         Self { directory, file: None, file_bytes: 0, next: 0, printed_bytes: 0 }
     }
 
-    /// Keeps what was printed. What cannot be written counts as left out.
+    /// Stores output. Bytes that cannot be written count as omitted.
     ///
     /// # Errors
-    /// When it cannot be written; more may be appended all the same.
+    /// [`io::Error`] if they cannot be written; more may be appended anyway.
     pub fn append(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
         bytes.chunks(CHUNK_BYTES).try_for_each(|chunk| self.append_chunk(stream, chunk))
     }
@@ -70,7 +69,7 @@ impl Output {
         chunk.push(stream as u8);
         chunk.extend(length.to_le_bytes());
         chunk.extend(bytes);
-        // After a failure the file is not gone on with: it may end in the middle.
+        // After a failure the file is not continued, because it may end within a chunk.
         file.write_all(&chunk)?;
         self.file_bytes += chunk.len() as u64;
         self.file = Some(file);
@@ -81,7 +80,7 @@ impl Output {
         let number = self.next;
         self.next += 1;
         if let Some(old) = number.checked_sub(LAST_KEPT).filter(|old| *old >= FIRST_KEPT) {
-            // Its reader goes on with what it has open.
+            // A reader continues with the open file.
             let _ = fs::remove_file(self.directory.join(name(old)));
         }
         let mut file = new_file(&self.directory.join(name(number)))?;
@@ -95,16 +94,16 @@ fn name(number: u64) -> String {
     format!("output.{number}")
 }
 
-/// Something of the output.
+/// Piece of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// Printed there.
+    /// Bytes of this stream.
     Bytes(Stream, Vec<u8>),
-    /// So many bytes were printed here and not kept.
+    /// This many bytes were printed here and not kept.
     LeftOut(u64),
 }
 
-/// The reading end, anywhere, at any time.
+/// Reader of the output, usable in any process at any time.
 #[derive(Debug)]
 pub struct OutputReader {
     directory: PathBuf,
@@ -119,10 +118,10 @@ impl OutputReader {
         Self { directory, file: None, number: 0, at: 0, told_bytes: 0 }
     }
 
-    /// The next piece; none where there is no more by now.
+    /// Returns the next piece; `None` if there is no more at present.
     ///
     /// # Errors
-    /// When a file cannot be read or is damaged.
+    /// [`io::Error`] if a file cannot be read or is damaged.
     pub fn next_piece(&mut self) -> io::Result<Option<Piece>> {
         loop {
             let Some(file) = &self.file else {
@@ -132,7 +131,7 @@ impl OutputReader {
                     None => return Ok(None),
                 }
             };
-            // Before the read: what is in the file then is all of it.
+            // Before the read: if a next file exists, this one is complete.
             let followed = self.lowest_from(self.number + 1)?.is_some();
             if let Some((stream, bytes)) = chunk(file, self.at)? {
                 self.at += (HEAD_BYTES + bytes.len()) as u64;
@@ -147,18 +146,18 @@ impl OutputReader {
         }
     }
 
-    /// Opens the next file that there is. How much is missing before it.
+    /// Opens the next existing file. Returns the number of bytes missing before it.
     fn open_next(&mut self) -> io::Result<Option<u64>> {
         let Some(number) = self.lowest_from(self.number)? else { return Ok(None) };
         let file = match File::open(self.directory.join(name(number))) {
             Ok(file) => file,
-            // Removed meanwhile: a later one is there.
+            // Removed meanwhile: a later one exists.
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Some(0)),
             Err(e) => return Err(e),
         };
         let mut beginning = [0; BEGINNING_BYTES as usize];
         if !read_whole(&file, &mut beginning, 0)? {
-            // Where its beginning could not be written, nothing of it counts.
+            // A file whose beginning could not be written is ignored.
             let Some(later) = self.lowest_from(number + 1)? else { return Ok(None) };
             self.number = later;
             return Ok(Some(0));
@@ -176,7 +175,7 @@ impl OutputReader {
     }
 }
 
-/// The chunk at this place, where all of it is there.
+/// Returns the chunk at this offset, if it is complete.
 fn chunk(file: &File, at: u64) -> io::Result<Option<(Stream, Vec<u8>)>> {
     let mut head = [0; HEAD_BYTES];
     if !read_whole(file, &mut head, at)? {
@@ -196,7 +195,7 @@ fn chunk(file: &File, at: u64) -> io::Result<Option<(Stream, Vec<u8>)>> {
     Ok(read_whole(file, &mut bytes, at + HEAD_BYTES as u64)?.then_some((stream, bytes)))
 }
 
-/// Fills the buffer, or says that the file is not so long yet.
+/// Fills the buffer; returns false if the file is not that long yet.
 fn read_whole(file: &File, buffer: &mut [u8], at: u64) -> io::Result<bool> {
     match file.read_exact_at(buffer, at) {
         Ok(()) => Ok(true),

@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehav
 use super::{Schema, SqlError, stored, time};
 use crate::anchors::{AnchorRecord, MAX_ANCHORED_LOGS};
 
-/// The file of anchors.
+/// Schema of the file of anchors.
 pub(crate) const SCHEMA: Schema = Schema {
     application_id: 0x5354_4b41, // `STKA`
     migrations: &["
@@ -24,15 +24,15 @@ pub(crate) const SCHEMA: Schema = Schema {
 
 const COLUMNS: &str = "log, seq, hash, end_bytes, durable, boot, noted_ms";
 
-/// A connection to the anchors.
+/// Connection to the anchors.
 #[derive(Debug)]
 pub(crate) struct Database {
     connection: Connection,
 }
 
 impl Database {
-    /// Takes over a connection. What it writes outlasts the process, not a loss of power;
-    /// the file stays whole in either case.
+    /// Uses a connection. Its writes survive the end of the process, but not a loss of power; the
+    /// file stays consistent in either case.
     pub fn on(connection: Connection) -> Result<Self, SqlError> {
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         // The checkpoint at the last close would wait for the disk.

@@ -7,7 +7,7 @@ use super::{Schema, SqlError, parsed, stored, time};
 use crate::remembered::{Consent, Namespace, Remembered};
 use crate::store::MAX_LISTED;
 
-/// The file of remembered answers.
+/// Schema of the file of remembered answers.
 pub(crate) const SCHEMA: Schema = Schema {
     application_id: 0x5354_4b44, // `STKD`
     migrations: &["
@@ -36,17 +36,17 @@ pub(crate) const SCHEMA: Schema = Schema {
 const COLUMNS: &str = "id, namespace, digest, question, grants, consent, scope, session, remaining, until_ms, \
                        answered_by, created_ms, request, revoked_ms, ended_ms";
 
-/// The rows that answer: in force, and of this session where they are bound to one.
+/// Condition for rows that answer: valid, and of this session if they are bound to one.
 const MATCHING: &str = "namespace = ?1 AND digest = ?2 AND revoked_ms IS NULL AND ended_ms IS NULL \
                         AND (scope = 'always' OR (scope = 'session' AND session = ?3) \
                              OR (scope = 'until' AND until_ms > ?4) OR (scope = 'times' AND remaining > 0))";
 
-/// A refusal before an approval; then what is not used up before what is.
+/// Order: refusals before approvals; then answers without counted uses before counted ones.
 const PRECEDENCE: &str = "consent = 'approved', \
                           CASE scope WHEN 'always' THEN 0 WHEN 'session' THEN 1 WHEN 'until' THEN 2 ELSE 3 END, \
                           created_ms, id";
 
-/// A connection to remembered answers.
+/// Connection to remembered answers.
 #[derive(Debug)]
 pub(crate) struct Database {
     connection: Connection,
@@ -89,7 +89,7 @@ impl Database {
         Ok(())
     }
 
-    /// The row that answers; one use of it is taken where its uses are counted.
+    /// Returns the row that answers, and takes one use of it if its uses are counted.
     pub fn take(
         &mut self,
         namespace: Namespace,
@@ -101,7 +101,7 @@ impl Database {
         if !matches!(found, Some(Remembered { scope: Scope::Times(_), .. })) {
             return Ok(found);
         }
-        // Counted: look again where no other process can count at the same time.
+        // Counted: look again in a transaction, in which no other process can count.
         let transaction = Transaction::new(&mut self.connection, TransactionBehavior::Immediate)?;
         let mut found = find(&transaction, namespace, digest, session, now_ms)?;
         if let Some(Remembered { id, scope: Scope::Times(left), .. }) = &mut found {
@@ -113,7 +113,7 @@ impl Database {
         Ok(found)
     }
 
-    /// All rows, the newest first, up to the bound.
+    /// Returns all rows, the newest first, up to the limit.
     pub fn list(&self) -> Result<Vec<Remembered>, SqlError> {
         let sql = format!("SELECT {COLUMNS} FROM approval ORDER BY created_ms DESC, id LIMIT {MAX_LISTED}");
         let mut statement = self.connection.prepare_cached(&sql)?;
@@ -126,26 +126,26 @@ impl Database {
         Ok(self.connection.prepare_cached(&sql)?.query_row([id.as_str()], remembered).optional()?)
     }
 
-    /// Whether there was one to take back.
+    /// Returns whether there was one to revoke.
     pub fn revoke(&self, id: &ApprovalId, now_ms: u64) -> Result<bool, SqlError> {
         let sql = "UPDATE approval SET revoked_ms = ?2 WHERE id = ?1 AND revoked_ms IS NULL";
         Ok(self.connection.prepare_cached(sql)?.execute(params![id.as_str(), stored(now_ms)])? > 0)
     }
 
-    /// How many ended with it.
+    /// Ends the answers of a session; returns their number.
     pub fn end_session(&self, session: &SessionId, now_ms: u64) -> Result<usize, SqlError> {
         let sql = "UPDATE approval SET ended_ms = ?2 WHERE scope = 'session' AND session = ?1 AND ended_ms IS NULL";
         Ok(self.connection.prepare_cached(sql)?.execute(params![session.as_str(), stored(now_ms)])?)
     }
 
-    /// How many were forgotten.
+    /// Removes old answers; returns their number.
     pub fn prune(&self, before_ms: u64) -> Result<usize, SqlError> {
         let sql = "DELETE FROM approval WHERE revoked_ms < ?1 OR ended_ms < ?1 OR until_ms < ?1 \
                    OR (remaining = 0 AND created_ms < ?1)";
         Ok(self.connection.prepare_cached(sql)?.execute([stored(before_ms)])?)
     }
 
-    /// Reads the whole file for damage.
+    /// Checks the whole file for damage.
     pub fn check(&self) -> Result<(), SqlError> {
         super::check(&self.connection)
     }

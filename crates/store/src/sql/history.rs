@@ -1,4 +1,4 @@
-//! What was run in sandboxes: the table and its statements.
+//! Commands of sandboxes: the table and its statements.
 
 use rusqlite::{Row, Transaction, TransactionBehavior, params};
 use stockade_model::SandboxId;
@@ -7,7 +7,7 @@ use super::sandbox::Database;
 use super::{SqlError, parsed, stored, time};
 use crate::sandboxes::{CommandRecord, MAX_COMMANDS};
 
-/// Lifts the file of sandboxes to its second version.
+/// Migration of the file of sandboxes to its second version.
 pub(crate) const MIGRATION: &str = "
     CREATE TABLE command (
         sandbox TEXT NOT NULL,
@@ -27,7 +27,7 @@ pub(crate) const MIGRATION: &str = "
 const COLUMNS: &str = "request, user, text, started_ms, ended_ms, status, exit_code, memory_peak_bytes, processes_peak";
 
 impl Database {
-    /// Adds one, and forgets the oldest beyond the bound.
+    /// Adds a command, and removes the oldest beyond the limit.
     pub fn note_command(&mut self, sandbox: &SandboxId, record: &CommandRecord) -> Result<(), SqlError> {
         let status = serde_json::to_string(&record.status).map_err(|e| SqlError::Other(Box::new(e)))?;
         let transaction = Transaction::new(self.connection_mut(), TransactionBehavior::Immediate)?;
@@ -53,7 +53,7 @@ impl Database {
         Ok(transaction.commit()?)
     }
 
-    /// All that are known of one sandbox, the oldest first.
+    /// Returns all known commands of one sandbox, the oldest first.
     pub fn commands(&self, sandbox: &SandboxId) -> Result<Vec<CommandRecord>, SqlError> {
         let sql = format!("SELECT {COLUMNS} FROM command WHERE sandbox = ?1 ORDER BY ended_ms, rowid");
         let mut statement = self.connection().prepare_cached(&sql)?;
@@ -61,7 +61,7 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Forgets those of sandboxes that are not known any more.
+    /// Removes commands of sandboxes that are no longer known.
     pub fn prune_commands(&self) -> Result<(), SqlError> {
         let sql = "DELETE FROM command WHERE sandbox NOT IN (SELECT id FROM sandbox)";
         Ok(self.connection().execute(sql, []).map(drop)?)

@@ -1,8 +1,8 @@
-//! Every SQL statement, and everything that knows SQLite: what all files have in
-//! common here, the tables beneath.
+//! All SQL statements, and all code that depends on SQLite. This module has the common part of all
+//! files; its submodules have the tables.
 //!
-//! Columns hold what the model's text forms say, so that `sqlite3` shows them
-//! readably. A row that does not read back is an error and never a guess.
+//! Columns contain the text forms of the model, so that `sqlite3` shows them readably. A row that
+//! cannot be parsed is an error and never a guess.
 
 pub(crate) mod anchor;
 pub(crate) mod approval;
@@ -18,32 +18,32 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Row, Transaction, TransactionBe
 
 use crate::database::BUSY_TIMEOUT_MS;
 
-/// What a file of ours holds.
+/// Schema of a database file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schema {
-    /// Marks the file as ours and as this one, in its header.
+    /// Identifies the program and the kind of file, in the file's header.
     pub application_id: i32,
-    /// Each entry lifts the schema by one version. Entries are never changed once
-    /// released; new ones are added.
+    /// Each entry migrates the schema by one version. Released entries are never changed; new ones
+    /// are added.
     pub migrations: &'static [&'static str],
 }
 
-/// What went wrong, in kinds that call for different remedies.
+/// Error of a statement, by the remedy that it needs.
 #[derive(Debug)]
 pub(crate) enum SqlError {
     /// Another process kept the database locked.
     Busy,
     /// The disk is full.
     Full,
-    /// It is no database, or damaged.
+    /// The file is no database, or is damaged.
     Corrupt(String),
-    /// It is a database of another program.
+    /// The database belongs to another program.
     Foreign,
-    /// It was written by a newer version.
+    /// The database was written by a newer version.
     Newer { found: i64, known: i64 },
-    /// A row with this id is there.
+    /// A row with this id exists.
     Duplicate,
-    /// Anything else.
+    /// Any other error.
     Other(Box<dyn std::error::Error + Send + Sync>),
 }
 
@@ -69,7 +69,7 @@ impl From<rusqlite::Error> for SqlError {
     }
 }
 
-/// Fills the empty file at `path`, which nobody else knows yet.
+/// Initialises the empty file at `path`, which no other process knows yet.
 pub(crate) fn initialise(path: &Path, schema: &Schema) -> Result<(), SqlError> {
     let mut connection = connect(path)?;
     connection.pragma_update(None, "application_id", schema.application_id)?;
@@ -78,7 +78,7 @@ pub(crate) fn initialise(path: &Path, schema: &Schema) -> Result<(), SqlError> {
     connection.close().map_err(|(_, error)| error.into())
 }
 
-/// Opens a database that is there.
+/// Opens an existing database.
 pub(crate) fn open(path: &Path, schema: &Schema) -> Result<Connection, SqlError> {
     let mut connection = connect(path)?;
     let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
@@ -90,7 +90,7 @@ pub(crate) fn open(path: &Path, schema: &Schema) -> Result<Connection, SqlError>
     Ok(connection)
 }
 
-/// Reads the whole file for damage.
+/// Checks the whole file for damage.
 pub(crate) fn check(connection: &Connection) -> Result<(), SqlError> {
     let found: String = connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
     if found == "ok" { Ok(()) } else { Err(SqlError::Corrupt(found)) }
@@ -99,21 +99,21 @@ pub(crate) fn check(connection: &Connection) -> Result<(), SqlError> {
 fn connect(path: &Path) -> Result<Connection, SqlError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = Connection::open_with_flags(path, flags)?;
-    // First of all: the statements below already take locks.
+    // First, because the statements below already take locks.
     connection.busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS))?;
-    // The schema of a file is not trusted to call functions or to change itself.
+    // The schema of a file may not call functions or change itself.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
     connection.pragma_update(None, "cell_size_check", true)?;
-    // One plan for all parameters; otherwise each bind compiles the statement
-    // anew, at eight times the cost of a lookup.
+    // The same query plan serves all parameters. Otherwise each bind compiles the statement again,
+    // at eight times the cost of a lookup.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
-    // A use or a revocation must not come undone when the power fails.
+    // A use or a revocation must not be undone by a power failure.
     connection.pragma_update(None, "synchronous", "FULL")?;
     Ok(connection)
 }
 
-/// Readers do not wait for writers.
+/// Sets write-ahead logging, so that readers do not wait for writers.
 fn write_ahead(connection: &Connection) -> Result<(), SqlError> {
     let mode: String = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
     match mode.as_str() {
@@ -135,7 +135,7 @@ fn migrate(connection: &mut Connection, schema: &Schema) -> Result<(), SqlError>
         return Err(SqlError::Newer { found, known });
     }
     let transaction = Transaction::new(connection, TransactionBehavior::Immediate)?;
-    // Another process may have been quicker.
+    // Another process may have migrated it meanwhile.
     let found = version(&transaction)?;
     let from = usize::try_from(found).map_err(|_| SqlError::Corrupt(format!("schema version {found}")))?;
     for migration in schema.migrations.get(from..).unwrap_or_default() {
@@ -146,18 +146,18 @@ fn migrate(connection: &mut Connection, schema: &Schema) -> Result<(), SqlError>
     Ok(())
 }
 
-/// A time as SQLite can hold it; what is beyond is the end of time.
+/// Converts a time for SQLite; a larger value becomes the largest one.
 pub(crate) fn stored(time_ms: u64) -> i64 {
     i64::try_from(time_ms).unwrap_or(i64::MAX)
 }
 
-/// A time column, or another amount.
+/// Reads a time column, or another amount.
 pub(crate) fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
     let stored: Option<i64> = row.get(column)?;
     stored.map(|ms| u64::try_from(ms).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(column, ms))).transpose()
 }
 
-/// A text column through its parser.
+/// Parses a text column.
 pub(crate) fn parsed<T>(row: &Row<'_>, column: usize, parse: impl FnOnce(String) -> Option<T>) -> rusqlite::Result<T> {
     let unreadable = |text: &str| {
         let why = format!("`{}` is not what belongs in column {column}", text.escape_default());

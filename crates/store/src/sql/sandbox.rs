@@ -6,8 +6,8 @@ use stockade_model::{SandboxId, SandboxRecord, SandboxSpec, SandboxState};
 use super::{Schema, SqlError, history, parsed, stored, time};
 use crate::sandboxes::{MAX_ALIVE, MAX_LISTED};
 
-/// The file of sandboxes. What is looked for stands in columns of its own; the
-/// rest of what a sandbox is to be is one text, which never changes.
+/// Schema of the file of sandboxes. Searched properties have columns of their own; the rest of the
+/// specification is one text, which never changes.
 pub(crate) const SCHEMA: Schema = Schema {
     application_id: 0x5354_4b53, // `STKS`
     migrations: &[
@@ -33,7 +33,7 @@ pub(crate) const SCHEMA: Schema = Schema {
 
 const COLUMNS: &str = "id, spec, backend, state, why, created_ms, changed_ms, used_ms, expires_ms";
 
-/// A connection to the sandboxes.
+/// Connection to the sandboxes.
 #[derive(Debug)]
 pub(crate) struct Database {
     connection: Connection,
@@ -52,7 +52,7 @@ impl Database {
         &mut self.connection
     }
 
-    /// False where there are as many as may be.
+    /// Inserts a record; returns false if the limit is reached.
     pub fn insert(&mut self, record: &SandboxRecord) -> Result<bool, SqlError> {
         let transaction = Transaction::new(&mut self.connection, TransactionBehavior::Immediate)?;
         let alive: i64 =
@@ -85,12 +85,12 @@ impl Database {
         find(&self.connection, id)
     }
 
-    /// All rows, the newest first, up to the bound.
+    /// Returns all rows, the newest first, up to the limit.
     pub fn list(&self) -> Result<Vec<SandboxRecord>, SqlError> {
         self.selected("TRUE ORDER BY created_ms DESC, id", [])
     }
 
-    /// Those that are not over and whose time is, the longest first.
+    /// Returns the sandboxes that are due and not yet being destroyed, the longest overdue first.
     pub fn due(&self, now_ms: u64) -> Result<Vec<SandboxRecord>, SqlError> {
         self.selected(
             "state NOT IN ('destroying', 'destroyed') AND (expires_ms <= ?1 OR used_ms + idle_ms <= ?1) \
@@ -99,7 +99,7 @@ impl Database {
         )
     }
 
-    /// Those in the middle of something.
+    /// Returns the sandboxes in a transitional state.
     pub fn unfinished(&self) -> Result<Vec<SandboxRecord>, SqlError> {
         self.selected("state IN ('creating', 'failed', 'destroying') ORDER BY created_ms, id", [])
     }
@@ -111,8 +111,7 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Changes the state where it may be; what the sandbox is then, and whether it
-    /// was changed.
+    /// Changes the state if that is permitted. Returns the record, and whether it was changed.
     pub fn change(
         &mut self,
         id: &SandboxId,
@@ -132,26 +131,26 @@ impl Database {
         Ok(Some((found, true)))
     }
 
-    /// Whether there was one in the making.
+    /// Sets the backend; returns whether the sandbox was being made.
     pub fn choose(&self, id: &SandboxId, backend: &str) -> Result<bool, SqlError> {
         let sql = "UPDATE sandbox SET backend = ?2 WHERE id = ?1 AND state = 'creating' AND backend IS NULL";
         Ok(self.connection.prepare_cached(sql)?.execute(params![id.as_str(), backend])? > 0)
     }
 
-    /// Time never runs back here, whoever is late.
+    /// Updates the time of use, which never goes back, even if a caller is late.
     pub fn touch(&self, id: &SandboxId, now_ms: u64) -> Result<(), SqlError> {
         let sql = "UPDATE sandbox SET used_ms = max(used_ms, ?2) WHERE id = ?1";
         self.connection.prepare_cached(sql)?.execute(params![id.as_str(), stored(now_ms)])?;
         Ok(())
     }
 
-    /// Whether there was one to extend.
+    /// Sets the expiry; returns whether there was a sandbox to extend.
     pub fn extend(&self, id: &SandboxId, expires_ms: u64) -> Result<bool, SqlError> {
         let sql = "UPDATE sandbox SET expires_ms = ?2 WHERE id = ?1 AND state NOT IN ('destroying', 'destroyed')";
         Ok(self.connection.prepare_cached(sql)?.execute(params![id.as_str(), stored(expires_ms)])? > 0)
     }
 
-    /// How many were forgotten.
+    /// Removes old records; returns their number.
     pub fn prune(&self, before_ms: u64) -> Result<usize, SqlError> {
         let sql = "DELETE FROM sandbox WHERE state = 'destroyed' AND changed_ms < ?1";
         let forgotten = self.connection.prepare_cached(sql)?.execute([stored(before_ms)])?;
@@ -159,7 +158,7 @@ impl Database {
         Ok(forgotten)
     }
 
-    /// Reads the whole file for damage.
+    /// Checks the whole file for damage.
     pub fn check(&self) -> Result<(), SqlError> {
         super::check(&self.connection)
     }
