@@ -5,6 +5,9 @@ use std::path::Path;
 
 use stockade_model::{Assessment, Capability, Command, Finding, Grant, Impact, Request, Tier};
 
+/// Most grants that a hint proposes.
+const MAX_PROPOSED_GRANTS: usize = 2;
+
 /// Code of the classifier's finding for such a write.
 const PERSISTENCE: &str = "persistence";
 /// Programs that only write the named file.
@@ -45,6 +48,19 @@ pub(crate) fn without_granted(assessment: &Assessment, request: &Request) -> Opt
     left.tier = left.findings.iter().map(|finding| finding.tier).max().unwrap_or(Tier::Ask);
     left.impact = left.findings.iter().map(|finding| finding.impact).fold(Impact::Workspace, Impact::max);
     Some(left)
+}
+
+/// Returns the grants that would be consent to a refused command, if grants can be: the files that
+/// it writes.
+pub fn grants_for_refused(assessment: &Assessment, request: &Request) -> Option<Vec<Grant>> {
+    let written = assessment.capabilities.iter().filter_map(|need| match need {
+        Capability::Write(path) | Capability::Delete(path) => Some(Grant::Write(path.as_path().to_owned())),
+        _ => None,
+    });
+    let grants: Vec<Grant> = written.take(MAX_PROPOSED_GRANTS + 1).collect();
+    let with = Request { grants: grants.clone(), requested: Vec::new(), ..request.clone() };
+    let is_enough = without_granted(assessment, &with).is_some_and(|left| !left.impact.needs_consent());
+    (is_enough && grants.len() <= MAX_PROPOSED_GRANTS).then_some(grants)
 }
 
 fn writes_granted_files(assessment: &Assessment, roots: &[&Path]) -> bool {

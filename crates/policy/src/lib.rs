@@ -61,7 +61,7 @@ pub use environment::{effective_environment, missed_variables, names_package_reg
 pub use error::{ConfigError, Place};
 pub use file::{ApproverName, Combining, ConfigFile, FileOperation, ProvenanceSection};
 pub use format::format;
-pub use granted_writes::{configured_files, written_hooks};
+pub use granted_writes::{configured_files, grants_for_refused, written_hooks};
 pub use groups::{HostGroup, groups_with, host_groups};
 pub use guarded::{GuardedPlace, advice_instead_of_grant, guarded_place, is_history, is_registry_settings};
 pub use hosts::{HostEntry, check_breadth};

@@ -6,6 +6,8 @@ use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+/// Bytes of a usual mount table, as the size of the buffer.
+const USUAL_BYTES: usize = 16 << 10;
 /// Most bytes of such a text that are read.
 pub const LIMIT_BYTES: u64 = 16 << 20;
 
@@ -14,7 +16,8 @@ pub const LIMIT_BYTES: u64 = 16 << 20;
 /// # Errors
 /// An error if procfs cannot be read.
 pub fn read() -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
+    // A file of procfs has no size, and a small buffer takes many reads.
+    let mut text = Vec::with_capacity(USUAL_BYTES);
     File::open("/proc/self/mountinfo")?.take(LIMIT_BYTES).read_to_end(&mut text)?;
     Ok(text)
 }

@@ -5,6 +5,8 @@ use stockade_model::{
     QuestionKind, RawText, Scope, Tier,
 };
 
+use stockade_policy::grants_for_refused;
+
 use super::ending::Ending;
 use super::machine::{Core, Phase};
 use super::running::BY_PERSON;
@@ -273,11 +275,22 @@ impl Core {
         match &question.kind {
             QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
             kind => {
-                let is_effect = self.assessment.impact.needs_consent();
-                self.close(Ending::refused(refusal_text(kind, &given, is_effect)));
+                let way = self.way_to_consent();
+                self.close(Ending::refused(refusal_text(kind, &given, &way)));
             }
         }
         false
+    }
+
+    /// Returns the end of a hint for a refused run: how it can be approved without a question.
+    fn way_to_consent(&self) -> String {
+        if !self.assessment.impact.needs_consent() {
+            return ", or allow it with a rule".to_owned();
+        }
+        match grants_for_refused(&self.assessment, &self.request) {
+            Some(grants) => format!(", or approve it yourself with {}", options(&grants)),
+            None => "; no rule and no grant approves it".to_owned(),
+        }
     }
 
     pub(super) fn note_answer(&mut self, question: &Question, given: &Given) {
@@ -442,22 +455,20 @@ fn asked_for(kind: &QuestionKind) -> String {
     }
 }
 
-/// Returns the message of a refusal. `is_effect`: the text shows an effect that no rule and no
-/// grant approves.
-fn refusal_text(kind: &QuestionKind, given: &Given, is_effect: bool) -> String {
+/// Returns the message of a refusal. `way` continues its hint: another way to the consent.
+fn refusal_text(kind: &QuestionKind, given: &Given, way: &str) -> String {
     let what = asked_for(kind);
-    let or = if is_effect { "; no rule and no grant agrees to it" } else { ", or allow it with a rule" };
     match (given.answer, given.by.as_str()) {
         (Answer::TimedOut, "nobody") => {
             let by_hand = match kind {
                 QuestionKind::Grants { .. } => "run it where somebody can be asked, or `stockade run` with `--grant`",
                 _ => "run it where somebody can be asked",
             };
-            format!("nobody answered whether it may {what}\nhint: {by_hand}{or}")
+            format!("nobody answered whether it may {what}\nhint: {by_hand}{way}")
         }
         (Answer::TimedOut, by) => format!("no answer in time from {by} whether it may {what}"),
         (_, by @ ("mode never" | "mode granular")) => {
-            format!("nobody may be asked in {by} whether it may {what}\nhint: choose another approval mode{or}")
+            format!("nobody may be asked in {by} whether it may {what}\nhint: choose another approval mode{way}")
         }
         (_, "cache") => format!(
             "a remembered answer says that it may not {what}\n\
@@ -465,6 +476,11 @@ fn refusal_text(kind: &QuestionKind, given: &Given, is_effect: bool) -> String {
         ),
         (_, by) => format!("{by} said no: it may not {what}"),
     }
+}
+
+/// Returns grants as options of the command line.
+fn options(grants: &[Grant]) -> String {
+    grants.iter().map(|grant| format!("--grant '{grant}'")).collect::<Vec<_>>().join(" ")
 }
 
 fn list(grants: &[Grant]) -> String {
