@@ -162,9 +162,14 @@ impl Lab {
     }
 
     fn script(&self, world: &World, script: &Script<'_>) -> String {
-        // At level full programs are told to use the proxy for nothing.
-        let without = if script.with_proxies { "NO_PROXY no_proxy" } else { PROXY_VARIABLES };
-        let unset = format!("unset {without}\n");
+        // At level full no variable names the proxy, which is there nevertheless.
+        let set = "http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY";
+        let unset = match script.with_proxies {
+            true => format!(
+                "unset NO_PROXY no_proxy\nfor n in {set}; do export \"$n=${{!n:-http://198.18.0.1:3128}}\"; done\n"
+            ),
+            false => format!("unset {PROXY_VARIABLES}\n"),
+        };
         let trust = if script.trusts_lab { include_str!("trust.sh") } else { "" };
         let text = self.text(script.text);
         let text = format!("echo {BEGIN}\n{unset}{}{trust}{text}\n", include_str!("head.sh"));

@@ -20,15 +20,8 @@ const RESOLVER_MAX_BYTES: usize = 64 * 1024;
 /// Variables by which programs find a proxy; each is set in upper and lower case. None names the
 /// SOCKS proxy, because some libraries fail if they do not support it.
 const PROXY_VARIABLES: [&str; 3] = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
-/// Returns the hosts that are reached without a proxy, by level. In a network namespace of the run
-/// these are all hosts. A program does not time out a connect that waits for an approver, but it
-/// times out a proxy's delay. There the proxy is for programs that know no other way.
-fn without_proxy(level: Level) -> &'static str {
-    match level {
-        Level::Full => "*",
-        Level::Restricted | Level::None => "localhost,127.0.0.1,::1",
-    }
-}
+/// The hosts that are reached without a proxy: servers of the run.
+const WITHOUT_PROXY: &str = "localhost,127.0.0.1,::1";
 
 /// Returns the launch options of a run of `plan` for the egress proxy.
 pub(crate) fn outfit(plan: &Plan, edge: &Edge) -> Outfit {
@@ -80,25 +73,27 @@ pub(crate) fn layer(plan: &Plan) -> LayerReport {
     LayerReport { state: LayerState::Enforced, detail }
 }
 
-/// Returns variables that name the egress proxy, unless the plan sets a proxy itself.
+/// Returns variables that name the egress proxy, unless the plan sets a proxy itself. In a network
+/// namespace of the run there are none: every connection reaches the egress proxy. A program would
+/// time out a proxy's delay, but not a connect that waits for an approver, and some programs would
+/// ask the proxy for servers of the run.
 fn proxies(plan: &Plan) -> BTreeMap<String, RawText> {
-    naming(plan, SocketAddr::from((DOOR_V4, HTTP_PROXY_PORT)))
+    match plan.level {
+        Level::Full => BTreeMap::new(),
+        Level::Restricted | Level::None => proxy_variables(plan, SocketAddr::from((DOOR_V4, HTTP_PROXY_PORT))),
+    }
 }
 
 /// Returns the variables that name an HTTP proxy which is the only way out, unless the plan sets a
 /// proxy itself.
 pub fn proxy_variables(plan: &Plan, at: SocketAddr) -> BTreeMap<String, RawText> {
-    naming(&Plan { level: Level::None, ..plan.clone() }, at)
-}
-
-fn naming(plan: &Plan, at: SocketAddr) -> BTreeMap<String, RawText> {
     let both_cases = |name: &str| [name.to_owned(), name.to_ascii_lowercase()];
     let names = PROXY_VARIABLES.iter().flat_map(|name| both_cases(name));
     if names.clone().any(|name| plan.environment.contains_key(&name)) {
         return BTreeMap::new();
     }
     let proxy = RawText::from(format!("http://{at}"));
-    let exempt = both_cases("NO_PROXY").map(|name| (name, without_proxy(plan.level).into()));
+    let exempt = both_cases("NO_PROXY").map(|name| (name, WITHOUT_PROXY.into()));
     let exempt = exempt.into_iter().filter(|(name, _)| !plan.environment.contains_key(name));
     names.map(|name| (name, proxy.clone())).chain(exempt).collect()
 }
