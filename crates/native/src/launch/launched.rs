@@ -164,8 +164,7 @@ impl Launching {
             let is_last = rest.peek().is_none();
             let trees: Vec<BorrowedFd<'_>> = some.iter().map(AsFd::as_fd).collect();
             match (Message::Layers { is_last }).send(self.launched.control.as_fd(), &trees) {
-                // The init's last message, with the reason of its end, is read by the function that
-                // waits for it.
+                // The function that waits for the init reads its last message, with the reason.
                 Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
                 Err(errno) => return Err(LaunchError::call("hand over the layers")(errno)),
                 Ok(()) if is_last => return Ok(()),
