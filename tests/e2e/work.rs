@@ -145,6 +145,45 @@ fn node_listens_on_loopback() {
     });
 }
 
+/// `NO_PROXY=*` means nothing to wget and Perl, which then ask a proxy for a server of their own run.
+#[test]
+fn clients_of_the_runs_own_server_need_no_proxy() {
+    let script = "python3 -m http.server --bind 127.0.0.1 8123 >/dev/null 2>&1 & \
+        n=0; until curl -sf http://127.0.0.1:8123/file; do n=$((n+1)); test $n -lt 100 || exit 9; sleep 0.1; done; \
+        wget -qO- http://127.0.0.1:8123/file; wget -qO- http://localhost:8123/file; \
+        perl -MHTTP::Tiny -e 'print HTTP::Tiny->new->get(\"http://127.0.0.1:8123/file\")->{content}'; kill %1";
+    each_user(|world| {
+        world.file("ws/file", "served\n");
+        for level in ["full", "restricted"] {
+            // At level restricted the port is one of the host's.
+            let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+            let output = world.passes(&["--level", level], &["bash", "-c", &script.replace("8123", &port.to_string())]);
+            assert_eq!(output.stdout, "served\n".repeat(4), "{level}: {}", output.stderr);
+        }
+    });
+}
+
+/// Git takes a relative address in `.gitmodules` from that of the remote: no place of this machine is
+/// meant, and what a clone writes is what the repository has.
+#[test]
+fn a_clone_keeps_relative_addresses_of_modules() {
+    let text = "[submodule \"lib\"]\n\tpath = lib\n\turl = ../other\n";
+    each_user(|world| {
+        world.dir("ws/source");
+        world.file("ws/source/.gitmodules", text);
+        let make = "cd source && git init -q && git add -A && git -c user.name=a -c user.email=a@b commit -qm x";
+        assert_eq!(world.run(&world.bare(&["sh", "-c", make])).ended, Ended::Code(0));
+        world.passes(&[], &["git", "clone", "-q", "source", "clone"]);
+        assert_eq!(fs::read_to_string(world.workspace().join("clone/.gitmodules")).unwrap(), text);
+        // Control: a program to run, or an address of what is hidden, is not kept.
+        let planted = "[submodule \"lib\"]\n\tpath = lib\n\turl = ../other\n\tupdate = !touch ran\n";
+        world.file("ws/planted", planted);
+        world.run(&world.stockade(&[], &["cp", "planted", ".gitmodules"]));
+        let kept = fs::read_to_string(world.workspace().join(".gitmodules")).unwrap_or_default();
+        assert!(!kept.contains("touch"), "{kept}");
+    });
+}
+
 #[test]
 fn tokio_hears_signals() {
     let program = Path::new(env!("CARGO_BIN_EXE_tokio-signals"));
