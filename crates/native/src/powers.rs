@@ -374,6 +374,13 @@ impl Powers {
         self.is_private(Path::new(OsStr::from_bytes(path)))
     }
 
+    /// As [`in_private_tree`](Self::in_private_tree), but not if the user has permitted to read the
+    /// host's content there.
+    pub(crate) fn is_only_in_run(&self, path: &[u8]) -> bool {
+        let tree = deepest(&self.private, path).filter(|_| self.in_private_tree(path));
+        tree.is_some_and(|tree| deepest(&self.revealed, path).is_none_or(|shown| shown.len() <= tree.len()))
+    }
+
     /// Returns the names that are guarded in every writable root.
     pub(crate) fn names(&self) -> &GuardedNames {
         &self.names

@@ -201,7 +201,7 @@ impl Service {
         let end_in = |view: View<'_>| view.resolve(path).filter(|chain| chain.closed.is_none()).map(|chain| chain.end);
         let end = end_in(own)?;
         let is_kept_away = |path: &[u8]| {
-            self.powers.hides(path).is_some() || self.powers.in_private_tree(path) || self.powers.is_in_layer(path)
+            self.powers.hides(path).is_some() || self.powers.is_only_in_run(path) || self.powers.is_in_layer(path)
         };
         let is_same = match self.powers.renamed_workspace() {
             // The user has the workspace elsewhere, so nothing must exist at this path on the host.
