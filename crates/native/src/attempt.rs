@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 
 use stockade_engine::{Attempt, HeldAnswer, HoldId, StartError, WeakEvents};
 use stockade_model::{Denial, EnforcementReport};
+use stockade_sys::ready::readable_before;
 
 use crate::backend::unlaunched;
 use crate::broker::Answers;
-use stockade_sys::ready::readable_before;
-
 use crate::launch::Launched;
 use crate::limits::{Group, Watch};
 
